@@ -33,8 +33,8 @@ class Relay:
         self._listen_host = listen_host
         self._delay_s = 0.0
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.StreamWriter] = set()
-        self._pumps: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[Any]] = set()
+        """One for each connection, from its beginning to its end."""
         self._gates: dict[int, asyncio.Event] = {}
         """By the port of the client; closed while its process is cut off."""
         self._cut_off_pids: set[int] = set()
@@ -103,20 +103,36 @@ class Relay:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for writer in self._connections:
-            writer.transport.abort()
-        for pump in self._pumps:
-            pump.cancel()
-        if self._pumps:
-            await asyncio.wait(self._pumps, timeout=_CALL_TIMEOUT_S / 2)
+        for connection in self._serving:
+            connection.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=_CALL_TIMEOUT_S / 2)
+        await asyncio.sleep(0)  # a transport that was aborted closes its socket in the next pass
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None, "streams are served in tasks"
+        self._serving.add(connection)
         try:
-            target_reader, target_writer = await asyncio.open_connection(*self._target)
-        except OSError:
+            with contextlib.suppress(OSError):
+                target_reader, target_writer = await asyncio.open_connection(*self._target)
+                try:
+                    await self._relay(reader, writer, target_reader, target_writer)
+                finally:
+                    target_writer.transport.abort()
+        except asyncio.CancelledError:
+            pass  # by `_refuse`: the connection's end, and nobody waits for this task
+        finally:
             writer.transport.abort()
-            return
-        self._connections |= {writer, target_writer}
+            self._serving.discard(connection)
+
+    async def _relay(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        target_reader: asyncio.StreamReader,
+        target_writer: asyncio.StreamWriter,
+    ) -> None:
         client_port: int = writer.get_extra_info("peername")[1]
         gate = self._gates[client_port] = asyncio.Event()
         if not any(client_port in tcp_ports_of(pid) for pid in self._cut_off_pids):
@@ -125,19 +141,14 @@ class Relay:
             asyncio.create_task(self._pump(reader, target_writer, gate)),
             asyncio.create_task(self._pump(target_reader, writer, gate)),
         }
-        self._pumps |= pumps
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:
                 pump.cancel()
             await asyncio.wait(pumps)
-            self._pumps -= pumps
-            self._connections -= {writer, target_writer}
             if self._gates.get(client_port) is gate:
                 del self._gates[client_port]
-            writer.transport.abort()
-            target_writer.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         """Ends when either side does."""

@@ -1,5 +1,7 @@
 """The relay of the other tests here does what they take for granted."""
 
+import contextlib
+import gc
 import os
 import select
 import socket
@@ -11,6 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.chaos.relay import Relay, tcp_ports_of
+
+from weir.testing.stack import wait_until
 
 
 @pytest.fixture
@@ -135,3 +139,20 @@ def test_a_process_that_dies_while_it_is_looked_at_has_no_ports() -> None:
         while process.poll() is None:
             assert all(port > 0 for port in tcp_ports_of(process.pid))
         assert tcp_ports_of(process.pid) == set()
+
+
+def test_a_connection_whose_server_has_not_taken_it_yet_is_closed_with_the_relay() -> None:
+    """A stopped process with a full backlog: the relay waits for it as long as its client does."""
+    with socket.socket() as server, contextlib.ExitStack() as clients:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        filling = [clients.enter_context(socket.socket()) for _ in range(4)]
+        for each in filling:
+            each.setblocking(False)
+            each.connect_ex(server.getsockname())
+        with Relay("127.0.0.1", server.getsockname()[1]) as relay:
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", relay.port), timeout=10))
+            wait_until(lambda: len(relay._serving) == 1, timeout_s=10, what="the relay has taken it")
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    gc.collect()  # an unclosed transport or socket would warn

@@ -120,7 +120,8 @@ def test_on_a_gpu_pages_get_what_the_workers_leave() -> None:
     assert made.geometry.pages_on_device
     assert made.geometry.max_context_tokens == 131_072
     assert 45 * GIB < made.geometry.page_memory_bytes < 60 * GIB
-    assert on_gpu(80, "llama-3.1-8b", workers_on_machine=9).geometry.page_memory_bytes < 40 * GIB
+    with_nine = on_gpu(80, "llama-3.1-8b", workers_on_machine=9).geometry.page_memory_bytes
+    assert with_nine < made.geometry.page_memory_bytes - 7 * GIB
 
 
 def test_on_a_small_gpu_the_context_is_what_fits() -> None:
