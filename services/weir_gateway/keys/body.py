@@ -43,7 +43,7 @@ def body_digest(checked: CheckedRequest) -> bytes:
     parts += [("seed", options.seed), ("stop", options.stop), ("include_stop", options.include_stop)]
     parts += [entry for entry in _given(checked.sampling) if entry[0] != "seed"]
     parts += [("max_tokens", options.max_tokens), ("min_tokens", options.min_tokens or 0)]
-    parts += [("stop_token_ids", checked.stop_rules.stop_token_ids)]
+    parts += [entry for entry in _given(checked.stop_rules) if entry[0] not in ("max_tokens", "min_tokens")]
     for name, value in parts:
         digest.update(f"{name}={_plain(value)!r};".encode("utf-8", "surrogatepass"))
     digest.update(array.array("I", checked.prompt_token_ids).tobytes())

@@ -1,15 +1,18 @@
 """Memory that is passed from process to process as a descriptor, and outlives whoever made it."""
 
+import ctypes
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from weir.kv.memory.cuda import CudaDriver, CudaDriverError
+from weir.kv.memory.cuda import CudaDriver, CudaDriverError, CudaMemory
 from weir.kv.memory.device import HostMemory, receive_memory, send_memory
 
 _MAKER = """
@@ -77,3 +80,46 @@ def test_a_peer_that_closes_before_it_sent_anything_is_an_error() -> None:
 def test_without_a_driver_the_error_says_so() -> None:
     with pytest.raises(CudaDriverError, match="no CUDA driver here"):
         CudaDriver.load()
+
+
+class PretendedMapping:
+    """The calls of libcuda.so.1 that map shared memory, of a driver that knows `accesses` only."""
+
+    def __init__(self, accesses: set[int]) -> None:
+        self._accesses = accesses
+        self.asked: list[int] = []
+        self.num_mapped = 0
+
+    def cuMemSetAccess(self, address: Any, size: Any, access: Any, count: Any) -> int:  # noqa: N802
+        self.asked.append(access._obj.flags)
+        return 0 if access._obj.flags in self._accesses else 801
+
+    def cuMemMap(self, *_: Any) -> int:  # noqa: N802
+        self.num_mapped += 1
+        return 0
+
+    def cuMemUnmap(self, *_: Any) -> int:  # noqa: N802
+        self.num_mapped -= 1
+        return 0
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *arguments: 0
+
+
+READ, READ_WRITE = 1, 3
+
+
+@pytest.mark.parametrize(
+    ("known", "asked"), [({READ, READ_WRITE}, [READ]), ({READ_WRITE}, [READ, READ_WRITE])], ids=["knows", "knows not"]
+)
+def test_memory_to_be_read_is_mapped_so_where_the_driver_knows_such_mappings(known: set[int], asked: list[int]) -> None:
+    library = PretendedMapping(known)
+    CudaMemory(CudaDriver(cast(ctypes.CDLL, library)), ctypes.c_uint64(1), -1, 4096, 0, READ)
+    assert (library.asked, library.num_mapped) == (asked, 1)
+
+
+def test_memory_that_cannot_be_written_to_where_it_must_be_is_an_error_and_mapped_no_more() -> None:
+    library = PretendedMapping({READ})
+    with pytest.raises(CudaDriverError, match="cuMemSetAccess"):
+        CudaMemory(CudaDriver(cast(ctypes.CDLL, library)), ctypes.c_uint64(1), -1, 4096, 0)
+    assert (library.asked, library.num_mapped) == ([READ_WRITE], 0)

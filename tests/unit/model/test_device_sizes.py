@@ -1,5 +1,7 @@
 """How a GPU is shared between workers and pages where nobody has said."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +35,16 @@ def test_weights_are_counted_once_and_what_a_worker_has_of_its_own_for_each() ->
     assert GIB < own_bytes < 5 * GIB
     one, two = (arena_bytes_on_gpu(LLAMA_8B, "bf16", BOUNDS, 79 * GIB, num_workers) for num_workers in (1, 2))
     assert one - two == pytest.approx(own_bytes, abs=2 * page_geometry(LLAMA_8B, "bf16").page_bytes)
+
+
+def test_the_sums_of_a_long_row_have_the_bound_that_the_kernel_keeps() -> None:
+    decode = pytest.importorskip("weir.ops.gpu.paged_decode", reason="Triton is installed on Linux only")
+    most = decode.MAX_SPLITS * 256
+    half, at_most, beyond = (
+        worker_bytes_on_gpu(LLAMA_8B, "bf16", replace(BOUNDS, max_context_tokens=tokens))
+        for tokens in (most // 2, most, 8 * most)
+    )
+    assert half < at_most == beyond
 
 
 def test_larger_gpus_decode_more_sequences_at_a_time() -> None:

@@ -15,9 +15,9 @@ import torch
 
 from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams
-from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
+from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec, StepPlan
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.rows import ordered_chunks, rows_with_logits, whole
+from weir.model.rows import SampledRow, ordered_chunks, rows_with_logits, whole
 from weir.model.triton.batch import (
     EMPTY_BATCH,
     BatchMaker,
@@ -28,10 +28,11 @@ from weir.model.triton.batch import (
     padded_decodes,
 )
 from weir.model.triton.memory import StepUpload
+from weir.model.triton.sampled_before import SampledBefore
 from weir.model.triton.sampling import draw_arrays
 from weir.ops.gpu.paged_decode import DecodeTiles, WorkSize
 from weir.ops.gpu.paged_prefill import tiles_of
-from weir.ops.gpu.sampling import philox_uniforms
+from weir.ops.gpu.sampling import NOT_A_NUMBER, philox_uniforms
 
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=200)
 NUM_PAGES, VOCAB_SIZE, QUERIES_PER_TILE, NUM_SLOTS = 40, 50, 8, 7
@@ -302,3 +303,29 @@ def test_only_rows_that_draw_get_a_uniform_number() -> None:
 def test_uniform_numbers_are_those_of_numpys_generator(keys: list[tuple[int, int]]) -> None:
     seeds, indices = (np.array([key[part] for key in keys], np.uint64) for part in (0, 1))
     assert philox_uniforms(seeds, indices).tolist() == [plain_uniform(*key) for key in keys]
+
+
+@pytest.mark.parametrize("max_sequences", [1, 17, 30, 64])
+def test_a_full_batch_reads_the_tokens_of_the_step_before(max_sequences: int) -> None:
+    before = SampledBefore(max_sequences, torch.device("cpu"))
+    specs = [SampleSpec(SamplingParams(temperature=0.0), 1) for _ in range(max_sequences)]
+    sampled = torch.arange(100, 100 + max_sequences, dtype=torch.int32)
+    before.note([SampledRow(slot, slot, spec) for slot, spec in enumerate(specs)], sampled)
+    chunks = [ChunkPlan(slot, 5, (SAMPLED_BEFORE,), (slot,), spec) for slot, spec in enumerate(specs)][::-1]
+    limits = TritonLimits(max_rows=64, max_sequences=max_sequences, max_context_tokens=32)
+    batch = BatchMaker(max_sequences, VOCAB_SIZE, limits).make(StepPlan(0, tuple(chunks)))
+    token_ids = torch.full((64,), -7, dtype=torch.int32)
+    before.fill_in(batch.decodes, token_ids)
+    slots = [chunk.slot for chunk in batch.decodes.chunks]
+    assert token_ids.tolist() == [*(100 + slot for slot in slots), *[-7] * (64 - max_sequences)]
+
+
+def test_a_token_that_is_none_is_not_looked_up() -> None:
+    before = SampledBefore(1, torch.device("cpu"))
+    spec = SampleSpec(SamplingParams(temperature=0.0), 1)
+    before.note([SampledRow(0, 0, spec)], torch.tensor([NOT_A_NUMBER], dtype=torch.int32))
+    limits = TritonLimits(max_rows=1, max_sequences=1, max_context_tokens=32)
+    plan = StepPlan(0, (ChunkPlan(0, 5, (SAMPLED_BEFORE,), (0,), spec),))
+    token_ids = torch.full((1,), -7, dtype=torch.int32)
+    before.fill_in(BatchMaker(1, VOCAB_SIZE, limits).make(plan).decodes, token_ids)
+    assert token_ids.tolist() == [0]

@@ -42,6 +42,22 @@ def test_a_limit_leaves_what_is_not_used_or_only_cached(root: Path) -> None:
     assert available_bytes(root) == 2 * GIB
 
 
+@pytest.mark.parametrize(("names", "prefix"), [(V2, ""), (V1, "total_")])
+def test_files_that_were_read_often_are_cached_too(root: Path, names: tuple[str, str, str], prefix: str) -> None:
+    is_v2 = names is V2
+    write(root / "proc/self/cgroup", "0::/\n" if is_v2 else "4:memory:/\n")
+    group = root / "sys/fs/cgroup" / ("" if is_v2 else "memory")
+    write_group(group, names, str(4 * GIB), 3 * GIB, GIB // 2)
+    with (group / "memory.stat").open("a") as file:
+        file.write(f"{prefix}active_file {GIB}\n")
+    assert available_bytes(root) == 2 * GIB + GIB // 2
+
+
+def test_a_kernel_that_does_not_say_what_is_available_says_what_is_free_and_cached(tmp_path: Path) -> None:
+    write(tmp_path / "proc/meminfo", "MemTotal: 900 kB\nMemFree: 300 kB\nCached: 200 kB\n")
+    assert available_bytes(tmp_path) == 500 * 1024
+
+
 def test_the_tightest_of_nested_groups_counts(root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/outer/inner\n")
     write_group(root / "sys/fs/cgroup/outer", V2, str(GIB), GIB // 2, 0)

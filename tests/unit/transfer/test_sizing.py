@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from weir.core.errors import Unavailable
 from weir.kv.arena.segment import Segment
 from weir.kv.arena_size import LEAST_CONTEXT_TOKENS, FreeMemory
 from weir.kv.geometry import num_pages_for, num_reservable_pages
 from weir.kv.layout import layout_of
 from weir.model.errors import ModelError
+from weir.model.files.digest import model_digest
+from weir.model.files.source import resolve_model
 from weir.runtime.config import ConfigError, read_config
 from weir_transfer.arena import claim_arena
 from weir_transfer.config import TransferConfig, with_model_shape
@@ -89,6 +92,24 @@ def test_a_segment_that_is_there_keeps_the_size_that_was_chosen_for_it(tmp_path:
 def test_what_workers_will_take_is_not_counted_as_free() -> None:
     one, four = (look_at_machine(replace(LLAMA, workers_on_machine=number)) for number in (1, 4))
     assert one.left_bytes - four.left_bytes > 500 * MIB
+
+
+def test_weights_that_are_packed_already_are_not_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEIR_CACHE", str(tmp_path))
+    before = look_at_machine(LLAMA).left_bytes
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    source = resolve_model(LLAMA.model_reference)
+    (folder / f"{source.name}-{model_digest(source, LLAMA.precision)}-2.weights").touch()
+    largest = 128_256 * 2048
+    assert look_at_machine(LLAMA).left_bytes - before > 12 * largest
+
+
+def test_too_little_free_memory_is_no_wrong_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is tried again: another stack may be about to end."""
+    monkeypatch.setattr("weir_transfer.sizing.free_disk_bytes", lambda folder: 16 * MIB)
+    with pytest.raises(Unavailable, match="what the memory that is free allows"):
+        claim_arena(replace(LLAMA, segment_dir=tmp_path), lambda identity: None)
 
 
 def test_an_arena_that_cannot_be_is_an_error_of_the_configuration(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -128,6 +129,31 @@ class ArenaMemory:
 
     segment: Segment
     pages: DeviceMemory | None = None
+
+
+def listen_at(path: Path, backlog: int) -> socket.socket:
+    """A Unix stream socket for this user alone. One that is there already is a dead service's. Raises OSError."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        listening.bind(str(path))
+        path.chmod(0o600)
+        listening.listen(backlog)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    """Raises ConnectionError if it ends before, and TimeoutError."""
+    received = b""
+    while len(received) < num_bytes:
+        part = connection.recv(num_bytes - len(received))
+        if not part:
+            raise ConnectionError(f"{len(received)} bytes, expected {num_bytes}")
+        received += part
+    return received
 
 
 def send_memory(connection: socket.socket, memory: DeviceMemory) -> None:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from weir.kv.memory.device import DeviceMemory, receive_memory, send_memory
+from weir.kv.memory.device import DeviceMemory, listen_at, receive_exactly, receive_memory, send_memory
 
 _log = logging.getLogger(__name__)
 _REQUEST = struct.Struct("<4sB32s")
@@ -56,15 +56,7 @@ class MemoryServer:
 
     def start(self) -> None:
         """Raises OSError if there can be no socket at `path`; one that is there already is a dead service's."""
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.path.unlink(missing_ok=True)
-            listening.bind(str(self.path))
-            self.path.chmod(0o600)
-            listening.listen(_BACKLOG)
-        except BaseException:
-            listening.close()
-            raise
+        listening = listen_at(self.path, _BACKLOG)
         self._socket = listening
         self._serving = threading.Thread(target=self._serve, args=(listening,), name="page memory", daemon=True)
         self._serving.start()
@@ -95,7 +87,7 @@ class MemoryServer:
                     _log.exception("a worker's request for page memory failed")
 
     def _answer(self, connection: socket.socket) -> None:
-        magic, what, arena_id = _REQUEST.unpack(_receive_exactly(connection, _REQUEST.size))
+        magic, what, arena_id = _REQUEST.unpack(receive_exactly(connection, _REQUEST.size))
         if (magic, arena_id) != (_MAGIC, self._arena_id):
             _log.warning("a request for the page memory of another arena (%r): not answered", arena_id)
         elif what == _WANT and self._memory is not None:
@@ -135,13 +127,3 @@ def _send_request(path: Path, arena_id: str, what: int) -> socket.socket:
         connection.close()
         raise MemoryNotReady(f"{path}: {error}") from error
     return connection
-
-
-def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
-    received = b""
-    while len(received) < num_bytes:
-        part = connection.recv(num_bytes - len(received))
-        if not part:
-            raise ConnectionError(f"{len(received)} bytes, expected {num_bytes}")
-        received += part
-    return received

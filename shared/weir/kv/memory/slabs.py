@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from weir.kv.memory.device import DeviceMemory, MemoryKind, receive_memory, send_memory
+from weir.kv.memory.device import DeviceMemory, MemoryKind, listen_at, receive_exactly, receive_memory, send_memory
 
 WEIGHTS_SOCKET = "weights.sock"
 """Beside the transfer service's other sockets."""
@@ -92,15 +92,7 @@ class SlabServer:
 
     def start(self) -> None:
         """Raises OSError if there can be no socket at `path`; one that is there already is a dead service's."""
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.path.unlink(missing_ok=True)
-            listening.bind(str(self.path))
-            self.path.chmod(0o600)
-            listening.listen(_MAX_USERS)
-        except BaseException:
-            listening.close()
-            raise
+        listening = listen_at(self.path, _MAX_USERS)
         self._socket = listening
         self._begin(lambda: self._accept(listening))
 
@@ -159,11 +151,11 @@ class SlabServer:
         try:
             with connection:
                 connection.settimeout(_REQUEST_TIMEOUT_S)
-                magic, key_bytes, num_bytes = _REQUEST.unpack(_receive_exactly(connection, _REQUEST.size))
+                magic, key_bytes, num_bytes = _REQUEST.unpack(receive_exactly(connection, _REQUEST.size))
                 if magic != _MAGIC or not 0 < key_bytes <= _MAX_KEY_BYTES:
                     _log.warning("a request for weights that is none: not answered")
                     return
-                self._answer(connection, _receive_exactly(connection, key_bytes), num_bytes)
+                self._answer(connection, receive_exactly(connection, key_bytes), num_bytes)
         except Exception:  # noqa: BLE001 - one worker's failure must not keep the others from their weights
             if not self._is_closed:
                 _log.exception("a worker's request for weights failed")
@@ -278,9 +270,9 @@ def fetch_slab(
         connection.settimeout(fill_timeout_s)
         name = key.encode()
         connection.sendall(_REQUEST.pack(_MAGIC, len(name), num_bytes) + name)
-        answer = _receive_exactly(connection, 1)
+        answer = receive_exactly(connection, 1)
         if answer == _REFUSED:
-            reason = _receive_exactly(connection, int.from_bytes(_receive_exactly(connection, 2), "little"))
+            reason = receive_exactly(connection, int.from_bytes(receive_exactly(connection, 2), "little"))
             raise SlabRefused(reason.decode(errors="replace"))
         if answer == _SEALED:
             return SharedSlab(receive_memory(connection, kind.open_to_read), connection, was_filled_here=False)
@@ -288,7 +280,7 @@ def fetch_slab(
         try:
             fill(memory)
             connection.sendall(_SEALED)
-            _receive_exactly(connection, 1)
+            receive_exactly(connection, 1)
         except BaseException:
             memory.close()
             raise
@@ -315,13 +307,3 @@ def _connect(path: Path, deadline_s: float) -> socket.socket:
             time.sleep(_CONNECT_PAUSE_S)
         else:
             return connection
-
-
-def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
-    received = b""
-    while len(received) < num_bytes:
-        part = connection.recv(num_bytes - len(received))
-        if not part:
-            raise ConnectionError(f"{len(received)} bytes, expected {num_bytes}")
-        received += part
-    return received
