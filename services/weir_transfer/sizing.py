@@ -21,7 +21,6 @@ from weir.model.device_check import read_gpu
 from weir.model.device_sizes import StepBounds, arena_bytes_on_gpu, max_num_seqs_on_gpu
 from weir.model.files.catalog import model_cache_dir
 from weir.model.files.config import load_model_config
-from weir.model.files.digest import model_digest
 from weir.model.files.source import ModelKind, ModelSource, resolve_model
 from weir.model.memory import stack_bytes
 from weir.model.precision import choose_arithmetic
@@ -70,27 +69,31 @@ def size_arena(
     if config.device == "cuda":
         arena_bytes = _gpu_arena_bytes(config, shape, (ask_gpu or _gpu_bytes)())
     else:
-        arena_bytes = arena_bytes_for(shape, (look or look_at_machine)(config), is_context_asked=is_context_asked)
+        free = look(config) if look is not None else look_at_machine(config, complete.model_digest)
+        arena_bytes = arena_bytes_for(shape, free, is_context_asked=is_context_asked)
     return _within(arena_bytes, shape, is_context_asked=is_context_asked, is_size_asked=False)
 
 
-def look_at_machine(config: TransferConfig) -> FreeMemory:
-    """What is free for pages in the memory of this host, beside the workers that will start there."""
+def look_at_machine(config: TransferConfig, digest: str) -> FreeMemory:
+    """What is free for pages in the memory of this host, beside the workers that will start there.
+
+    `digest`: of the model that they will load.
+    """
     taken_bytes = 0
     if not config.model_digest:
         source = resolve_model(config.model_reference)
         model = load_model_config(source)
         arithmetic = choose_arithmetic(config.precision, model, config.device)
-        packs_floats = source.kind is not ModelKind.GGUF and not _is_packed(source, config)
+        packs_floats = source.kind is not ModelKind.GGUF and not _is_packed(source, digest)
         taken_bytes = stack_bytes(
             model, arithmetic, config.device, config.workers_on_machine, packs_floats=packs_floats
         )
     return FreeMemory(available_bytes() - taken_bytes, free_disk_bytes(config.segment_dir))
 
 
-def _is_packed(source: ModelSource, config: TransferConfig) -> bool:
+def _is_packed(source: ModelSource, digest: str) -> bool:
     """Whether an earlier start has packed the weights, in any version of the format."""
-    name = escape(f"{source.name}-{model_digest(source, config.precision)}")
+    name = escape(f"{source.name}-{digest}")
     return any((model_cache_dir() / "packed").glob(f"{name}-*.weights"))
 
 

@@ -33,11 +33,6 @@ class FreeMemory:
     left_bytes: int
     shm_bytes: int
 
-    @classmethod
-    def of_size(cls, arena_bytes: int) -> "FreeMemory":
-        """So much that an arena of this size, and no larger one, is allowed."""
-        return cls(_MEMORY_SHARE * arena_bytes, shm_bytes_for(arena_bytes))
-
 
 def arena_bytes_for(shape: ArenaGeometry, free: FreeMemory, *, is_context_asked: bool) -> int:
     """What an arena is made of if nobody said. `shape`: of the model; its `num_pages` are not looked at."""

@@ -23,7 +23,7 @@ def test_the_room_in_dev_shm_is_that_of_the_arena_and_of_one_decode_workers_swap
     assert DecodeConfig().swap_bytes == -1, "a quarter of the arena"
     assert TransferConfig().num_slots == doctor.NUM_SLOTS
     config = TransferConfig(load="dummy", model_shape=TransferConfig().model)
-    plenty = FreeMemory.of_size(1 << 40)
+    plenty = FreeMemory(1 << 42, 1 << 42)
     geometry = size_arena(config, with_model_shape(config), lambda config: plenty).geometry
     assert doctor.default_shm_bytes() == pytest.approx(1.25 * layout_of(geometry).memory_bytes, rel=0.001)
 

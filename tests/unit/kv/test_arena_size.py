@@ -78,8 +78,9 @@ def test_an_arena_is_never_more_than_is_wanted_or_free(
 
 
 @given(SHAPES, st.integers(1 << 20, 64 * GIB))
-def test_a_memory_of_a_size_allows_that_size(shape: ArenaGeometry, arena_bytes: int) -> None:
-    allowed = arena_bytes_for(shape, FreeMemory.of_size(arena_bytes), is_context_asked=True)
+def test_twice_the_memory_and_the_room_that_is_named_allow_an_arena(shape: ArenaGeometry, arena_bytes: int) -> None:
+    free = FreeMemory(2 * arena_bytes, shm_bytes_for(arena_bytes))
+    allowed = arena_bytes_for(shape, free, is_context_asked=True)
     assert allowed == min(wanted_arena_bytes(shape, is_context_asked=True), arena_bytes)
 
 

@@ -12,7 +12,6 @@ from weir.kv.arena_size import LEAST_CONTEXT_TOKENS, FreeMemory
 from weir.kv.geometry import num_pages_for, num_reservable_pages
 from weir.kv.layout import layout_of
 from weir.model.errors import ModelError
-from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.runtime.config import ConfigError, read_config
 from weir_transfer.arena import claim_arena
@@ -90,19 +89,19 @@ def test_a_segment_that_is_there_keeps_the_size_that_was_chosen_for_it(tmp_path:
 
 
 def test_what_workers_will_take_is_not_counted_as_free() -> None:
-    one, four = (look_at_machine(replace(LLAMA, workers_on_machine=number)) for number in (1, 4))
+    one, four = (look_at_machine(replace(LLAMA, workers_on_machine=number), "") for number in (1, 4))
     assert one.left_bytes - four.left_bytes > 500 * MIB
 
 
 def test_weights_that_are_packed_already_are_not_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEIR_CACHE", str(tmp_path))
-    before = look_at_machine(LLAMA).left_bytes
+    digest = with_model_shape(LLAMA).model_digest
+    before = look_at_machine(LLAMA, digest).left_bytes
     folder = tmp_path / "packed"
     folder.mkdir()
-    source = resolve_model(LLAMA.model_reference)
-    (folder / f"{source.name}-{model_digest(source, LLAMA.precision)}-2.weights").touch()
+    (folder / f"{resolve_model(LLAMA.model_reference).name}-{digest}-2.weights").touch()
     largest = 128_256 * 2048
-    assert look_at_machine(LLAMA).left_bytes - before > 12 * largest
+    assert look_at_machine(LLAMA, digest).left_bytes - before > 12 * largest
 
 
 def test_too_little_free_memory_is_no_wrong_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
