@@ -337,7 +337,7 @@ class RunningBatcher(Batcher):
         num_pages = sequence.num_pages_short_of(0)
         if num_pages + num_growing_pages(in_batch(self._ranked())) > self.pool.num_free_pages:
             return False
-        return self._try_allocate(sequence)
+        return self._try_allocate(sequence, sequence.num_missing_pages(sequence.num_uncomputed))
 
     def _need_of_waiting(self) -> list[tuple[int, int]]:
         """(pages, slots) of each waiting sequence that could join now, in order. One that was handed off has its

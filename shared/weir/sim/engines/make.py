@@ -27,15 +27,15 @@ _NEVER_STALLED_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class EngineMaker:
-    """`fast_forward`: fast engines where they are equal to the real batchers. `fast_decode`: also in decode workers,
-    into whose memory hand-offs come; those raise MemoryIsTight when they may be equal no more. `step_shares`: of lanes,
-    as in `SetBounds`."""
+    """`fast_forward`: fast engines where they are equal to the real batchers. `is_roomy`: also in prefill workers, and
+    in decode workers, into whose memory hand-offs come; those raise MemoryIsTight when they may be equal no more.
+    `step_shares`: of lanes, as in `SetBounds`."""
 
     spec: SystemSpec
     policy: PolicySpec
     timeline: Timeline
     fast_forward: bool
-    fast_decode: bool
+    is_roomy: bool
     step_shares: tuple[float, ...] = ()
 
     def make(self, worker: SimWorker, location: Location, states: RequestStates, listener: WorkerListener) -> Engine:
@@ -76,12 +76,12 @@ class EngineMaker:
         if not self.fast_forward or pool.target_step_ms > 0 or (pool.role != "local" and self.spec.link is None):
             return False
         if pool.role == "prefill":
-            return True
+            return self.is_roomy
         policy = self.policy.make()
         is_plain = policy.gate is None and policy.step_budget is None and not policy.is_preemptive
         is_continuous = self.spec.join.batching is Batching.CONTINUOUS
         # Prompts that join in one step may lack a page there that the pool gets for them before the next one.
-        is_alone = pool.role == "local" or (self.fast_decode and not pool.serves_locally)
+        is_alone = pool.role == "local" or (self.is_roomy and not pool.serves_locally)
         return is_plain and is_continuous and is_alone
 
     def _batcher(self, location: Location) -> Batcher:
