@@ -14,13 +14,14 @@ PYTEST_FLAGS ?=
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
 
-# Whole stacks around a real model, and its forward passes, want the machine for themselves; all else runs three at a time
-# on two cores: many of these tests wait.
+# The model's forward passes want the machine for themselves; on two cores stacks run two at a time, and all else three:
+# many of these tests wait.
 test: check model ## Everything that CI runs.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not golden and not stack" \
 		--ignore tests/guard --ignore tests/golden $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest -m "not golden" tests/golden $(PYTEST_FLAGS)
-	$(BIN)/python -m pytest -m "stack and not golden and not long" --ignore tests/golden $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "stack and not golden and not long" \
+		--ignore tests/golden $(PYTEST_FLAGS)
 
 check: setup-dev ## Format, lint, types, guard tests.
 	$(BIN)/ruff format --check .

@@ -1,16 +1,7 @@
-"""HTTP/1.1 connections: how many may ask at a time, how many may rest, and for how long."""
+"""How many connections of a port may ask at a time, and how many may rest."""
 
 import asyncio
 from collections.abc import Callable
-
-from starlette.responses import JSONResponse
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from weir.core.errors import Unavailable
-from weir_gateway.frontends.openai_render import error_body, error_headers, error_status
-from weir_gateway.frontends.send_batch import BatchedTransport, SendBatch
-
-_BUSY_RETRY_S = 2.0
 
 
 class ConnectionBook:
@@ -57,53 +48,3 @@ class ConnectionBook:
         """For a request on a connection that rests, or whose last one is just answered."""
         num_others_busy = self._num - len(self._resting) - (connection not in self._resting)
         return num_others_busy < self._max_busy
-
-
-def protocol_with_bounds(book: ConnectionBook, head_timeout_s: float) -> type[asyncio.Protocol]:
-    """HTTP/1.1 that closes connections on which no whole head of a request comes in time; uvicorn bounds only the pause
-    between two requests. Its own bound counts connections that rest. What they write in one pass of the event loop is
-    sent together."""
-    batch = SendBatch()
-    error = Unavailable("as many requests as this port takes are open; try again later", retry_after_s=_BUSY_RETRY_S)
-    refusal = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
-
-    class Protocol(H11Protocol):
-        _head_timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-            transport = BatchedTransport(transport, batch)
-            super().connection_made(transport)
-            book.open()
-            book.rest(self, transport.close)
-            self._head_timer = self.loop.call_later(head_timeout_s, transport.close)
-
-        def data_received(self, data: bytes) -> None:
-            if self._is_in_head:
-                self.app = self.config.loaded_app if book.has_room(self) else refusal
-            super().data_received(data)
-            if not self._is_in_head:
-                book.wake(self)
-                self._stop_timer()
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(head_timeout_s, self.transport.close)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()  # begins the next request, if that has come already
-            if self._is_in_head and not self.transport.is_closing():
-                book.rest(self, self.transport.close)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            book.lose(self)
-            super().connection_lost(exc)
-
-        @property
-        def _is_in_head(self) -> bool:
-            return self.cycle is None or self.cycle.response_complete
-
-        def _stop_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
-
-    return Protocol

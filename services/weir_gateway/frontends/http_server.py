@@ -11,7 +11,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from weir.core.errors import Unavailable
-from weir_gateway.frontends.http_connections import ConnectionBook, protocol_with_bounds
+from weir_gateway.frontends.http_connections import ConnectionBook
+from weir_gateway.frontends.http_protocol import protocol_with_bounds
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,12 @@ class HttpServer:
         self._book = ConnectionBook(settings.max_connections, settings.max_idle_connections)
         config = uvicorn.Config(
             app,
-            http=protocol_with_bounds(self._book, settings.head_timeout_s),
+            http=protocol_with_bounds(self._book, settings.head_timeout_s),  # type: ignore[arg-type]  # it only calls it
             log_config=None,
             access_log=False,
             lifespan="off",
             ws="none",
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
         )

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from benchmarks.overload.client import Shot, Target, shoot
 from weir.bench.serving.jobs import random_prompts
 
-_LATE_S = 0.25
+_PROBE_S = 0.5
 _BATCH = 256
 
 
@@ -56,15 +56,22 @@ class Sender:
 
 
 async def wait_normal(sender: Sender, tenant: str, ttft_s: float, timeout_s: float) -> float:
-    """Seconds until a request of the tenant is served again with a first token within `ttft_s`; the time-out, if that
-    does not come."""
+    """Seconds until the first request of the tenant that is served with a first token within `ttft_s`, of one each half
+    second, whatever became of those before; the time-out, if there is none."""
     began_s = time.monotonic()
-    while (passed_s := time.monotonic() - began_s) < timeout_s:
+    normal_s: list[float] = []
+    probes: list[asyncio.Task[None]] = []
+
+    async def probe() -> None:
         shot = await sender.one(tenant)
         if shot.is_whole and shot.first_s - shot.sent_s <= ttft_s:
-            return shot.sent_s - began_s
-        await asyncio.sleep(_LATE_S)
-    return passed_s
+            normal_s.append(shot.sent_s - began_s)
+
+    while not normal_s and time.monotonic() - began_s < timeout_s:
+        probes.append(asyncio.create_task(probe()))
+        await asyncio.sleep(_PROBE_S)
+    await asyncio.gather(*probes)
+    return min(normal_s, default=timeout_s)
 
 
 @asynccontextmanager

@@ -71,11 +71,10 @@ def _counts(shots: Sequence[Shot]) -> Figures:
 
 def _refusals(shots: Sequence[Shot]) -> Figures:
     """Those that waited in the queue, and were given up there, are no refusals on arrival."""
-    all_refused = [shot for shot in shots if shot.is_refused]
-    refused = [shot for shot in all_refused if not shot.was_given_up]
+    refused = _refused_on_arrival(shots)
     waits_ms = [1000 * (shot.answered_s - shot.sent_s) for shot in refused]
     return {
-        "given_up_while_they_waited": len(all_refused) - len(refused),
+        "given_up_while_they_waited": sum(shot.is_refused for shot in shots) - len(refused),
         "refusal_p50_ms": _percentile(waits_ms, 0.5),
         "refusal_p99_ms": _percentile(waits_ms, 0.99),
         "retry_after_p50_s": _percentile([shot.retry_after_s for shot in refused], 0.5),
@@ -83,10 +82,14 @@ def _refusals(shots: Sequence[Shot]) -> Figures:
     }
 
 
+def _refused_on_arrival(shots: Sequence[Shot]) -> list[Shot]:
+    return [shot for shot in shots if shot.is_refused and not shot.was_given_up]
+
+
 def _last_refusal_ms(shots: Sequence[Shot]) -> float:
     """From the first request sent on."""
     began_s = min(shot.sent_s for shot in shots)
-    return max((1000 * (shot.answered_s - began_s) for shot in shots if shot.is_refused), default=0.0)
+    return max((1000 * (shot.answered_s - began_s) for shot in _refused_on_arrival(shots)), default=0.0)
 
 
 def _served(shots: Sequence[Shot]) -> Figures:

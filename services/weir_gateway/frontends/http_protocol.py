@@ -1,0 +1,122 @@
+"""HTTP/1.1 of one connection: uvicorn's over httptools, within bounds that neither has."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from starlette.responses import JSONResponse
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from weir.core.errors import Unavailable
+from weir_gateway.frontends.http_connections import ConnectionBook
+from weir_gateway.frontends.openai_render import error_body, error_headers, error_status
+from weir_gateway.frontends.send_batch import BatchedTransport, SendBatch
+
+_BUSY_RETRY_S = 2.0
+_MAX_HEAD_BYTES = 64 << 10
+"""Of what comes and is no body: the parser keeps a field until it has come whole, and takes any number of them."""
+_MAX_PIPELINED = 16
+"""Requests behind one that is being answered. The parser makes them of all that one read brings."""
+
+
+def protocol_with_bounds(book: ConnectionBook, head_timeout_s: float) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn makes a connection's protocol with. All write through one batch."""
+    error = Unavailable("as many requests as this port takes are open; try again later", retry_after_s=_BUSY_RETRY_S)
+    refusal = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
+    return partial(_BoundedProtocol, book, SendBatch(), refusal, head_timeout_s)
+
+
+class _OutOfBounds(Exception):
+    """Raised in a callback of the parser, which hands it on as an error of the request."""
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    """Closes a connection on which no whole head of a request comes in time; uvicorn bounds only the pause between two
+    requests. Its own bound counts connections that rest, and it has none for heads."""
+
+    def __init__(
+        self, book: ConnectionBook, batch: SendBatch, refusal: JSONResponse, head_timeout_s: float, **of_uvicorn: Any
+    ) -> None:
+        super().__init__(**of_uvicorn)
+        self._book = book
+        self._batch = batch
+        self._refusal = refusal
+        self._head_timeout_s = head_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
+        """`cycle` is the one that was read last, which may still wait behind this one."""
+        self._num_head_bytes = 0
+        """Since the last byte of a body, or end of a request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        transport = BatchedTransport(transport, self._batch)
+        super().connection_made(transport)
+        self._book.open()
+        self._book.rest(self, transport.close)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._is_in_head:
+            self.app = self.config.loaded_app if self._book.has_room(self) else self._refusal
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._num_head_bytes > _MAX_HEAD_BYTES:
+            self.send_400_response(f"what is not the body is longer than {_MAX_HEAD_BYTES} bytes")
+        if not self._is_in_head:
+            self._book.wake(self)
+            self._stop_timer()
+        elif self._head_timer is None:
+            self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        answering = self._answering
+        if answering is None or answering.response_complete or not answering.response_started:
+            super().send_400_response(msg)
+        else:  # in the middle of an answer nothing else can be said
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise _OutOfBounds
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_head_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # begins the next request, if that has come already
+        if self._is_in_head and not self.transport.is_closing():
+            self._book.rest(self, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._book.lose(self)
+        super().connection_lost(exc)
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    @property
+    def _is_in_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self._head_timeout_s, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
