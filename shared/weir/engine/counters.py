@@ -34,7 +34,7 @@ class EngineCounters:
     failed_steps: int = 0
     preemptions: int = 0
     preemptions_dropped: int = 0
-    """Those for which the swap file had no room."""
+    """Those whose pages were not kept: the swap file had no room, or a prefill worker's prompt gave way."""
     pages_swapped_out: int = 0
     pages_swapped_in: int = 0
     swap_failures: int = 0

@@ -184,6 +184,12 @@ class Sequence:
             return 0
         return max(0, min(self.params.num_reserved_pages, num_pages_for(num_wanted)) - num_pages)
 
+    def num_pages_short_of_chunk(self, num_tokens: int) -> int:
+        """Pages that it lacks to have its next `num_tokens` computed; once it has given way, all that it has: from then
+        on it never again holds a part of what it needs while it waits for the rest."""
+        is_whole = self.num_preemptions > 0 or num_tokens > self.num_uncomputed
+        return self.num_missing_pages(self.num_uncomputed if is_whole else num_tokens)
+
     def allocate(self, slot: int, log: SequenceLog, page_ids: Seq[int]) -> None:
         """Gives a new sequence its slot, and pages after its cached prefix, and publishes that much of its record."""
         block_table = (*self.block_table, *page_ids)

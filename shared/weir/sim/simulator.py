@@ -37,9 +37,9 @@ def simulate(
     fast_forward: bool = True,
     on_progress: Progress | None = None,
 ) -> SimResult:
-    """The same arguments give the same result, byte for byte, with `fast_forward` or without. Where a decode worker's
-    memory runs short in the course of a run with it, the run begins again with real batchers there, and so does its
-    progress.
+    """The same arguments give the same result, byte for byte, with `fast_forward` or without. Where the memory of
+    a prefill or decode worker runs short in the course of a run with it, the run begins again with real batchers there,
+    and so does its progress.
 
     Raises ValueError, SimulationDefect.
     """
@@ -47,20 +47,18 @@ def simulate(
     # Where one lane may displace another, the fast engines are not proven equal.
     fast_forward = fast_forward and len({request.lane for request in workload.requests}) <= 1
 
-    def run(*, fast_decode: bool) -> SimResult:
+    def run(*, is_roomy: bool) -> SimResult:
         # The core places nothing while it gathers; arrivals begin after that.
         core_limits = limits or CoreLimits()
         timeline = Timeline(start_ns=ns_of_s(core_limits.gather_s + 1.0))
         shares = core_limits.step_shares
-        engines = EngineMaker(
-            spec, policy, timeline, fast_forward=fast_forward, fast_decode=fast_decode, step_shares=shares
-        )
+        engines = EngineMaker(spec, policy, timeline, fast_forward=fast_forward, is_roomy=is_roomy, step_shares=shares)
         return _Run(spec, workload, core_limits, engines, timeline, on_progress).result()
 
     try:
-        return run(fast_decode=True)
+        return run(is_roomy=True)
     except MemoryIsTight:
-        return run(fast_decode=False)
+        return run(is_roomy=False)
 
 
 class _Run:

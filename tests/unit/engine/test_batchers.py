@@ -77,16 +77,14 @@ def test_prompts_are_computed_in_the_order_of_their_start_within_the_budget(reco
     assert shares == [[(0, 32), (0, 32)], [(32, 8), (32, 8), (0, 32)], [(32, 8)]]
 
 
-def test_a_prompt_takes_all_its_pages_or_none_and_nobody_overtakes_it(records: Records) -> None:
-    batcher = prefill(records, num_pages=4)
+def test_a_prompt_takes_the_pages_of_its_next_chunk_and_nobody_overtakes_one_that_lacks_some(records: Records) -> None:
+    batcher = prefill(records, num_pages=3, max_num_batched_tokens=32)
     batcher.add(Arrival(params(tuple(range(49)), 1)))
-    batcher.add(Arrival(params(tuple(range(33)), 2)))
-    batcher.add(Arrival(params(tuple(range(10)), 3)))
-    plan = step(batcher)
-    assert plan is not None
-    assert len(plan.chunks) == 1
-    assert batcher.load.num_waiting == 2
-    assert batcher.need() == PageNeed(num_pages=4, num_slots=2, head_pages=3, head_slots=1)
+    batcher.add(Arrival(params(tuple(range(10)), 2)))
+    assert step(batcher) is not None
+    assert (batcher.load.num_used_pages, batcher.load.num_free_pages) == (2, 1)
+    assert step(batcher) is None, "two pages are missing, and the one that is there is not for the prompt behind"
+    assert batcher.need() == PageNeed(num_pages=3, num_slots=1, head_pages=2, head_slots=0)
 
 
 def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> None:

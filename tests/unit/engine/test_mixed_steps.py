@@ -1,14 +1,17 @@
 """Prompts and decodes in one running batch: mixed steps under one budget."""
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.engine.test_batchers import handed_off, step
 from tests.unit.engine.world import VOCAB_SIZE, Records, limits, params
 
-from weir.core.life import FinishReason
+from weir.core.life import FinishReason, SchedulingParams
 from weir.core.sampling import SamplingParams
 from weir.engine.batching.batcher import Batcher
-from weir.engine.batching.running import RunningBatcher
+from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
+from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import (
     Arrival,
     ChunkComputed,
@@ -105,13 +108,14 @@ def fill(runner: HashRunner, arrival: Arrival) -> None:
 
 
 def test_what_joins_leaves_the_pages_that_the_batch_wants_next(records: Records) -> None:
-    batcher = local(records, num_pages=4)
+    batcher = local(records, num_pages=3)
     batcher.add(Arrival(params(tuple(range(15)), 0, max_tokens=9)))
     assert shares(batcher) == [(0, 15)]
     batcher.add(Arrival(params(tuple(range(40)), 1, max_tokens=2)))
-    assert shares(batcher) == [(15, 1)], "three pages are free, and one of them is nearly the first one's"
-    batcher.pool.give(PageBundle((1,)))
+    assert shares(batcher) == [(15, 1)], "two pages are free, and one of them is nearly the first one's"
+    batcher.pool.give(PageBundle((30,)))
     assert shares(batcher) == [(16, 1), (0, 32)]
+    assert batcher.load.num_used_pages == 4, "of three that the prompt needs it has two"
 
 
 def test_a_prompt_that_gets_no_pages_fails_after_the_bound(records: Records) -> None:
@@ -131,3 +135,66 @@ def test_a_prompt_that_comes_twice_counts_once(records: Records) -> None:
         batcher.add(Arrival(params((1, 2), 0, max_tokens=2)))
     assert shares(batcher) == [(0, 2)]
     assert batcher.check_integrity() == ()
+
+
+def test_a_prompt_takes_the_pages_of_each_chunk_when_that_is_computed(records: Records) -> None:
+    batcher = local(records, max_num_batched_tokens=32)
+    for number in (1, 2):
+        batcher.add(Arrival(params(tuple(range(72)), number, max_tokens=2)))
+    seen = [(shares(batcher), batcher.load.num_used_pages, batcher.need().num_pages) for _ in range(4)]
+    assert seen == [
+        ([(0, 32)], 2, 5),
+        ([(32, 32)], 4, 5),
+        ([(64, 8), (0, 24)], 7, 4),
+        ([(72, 1), (24, 31)], 4, 1),
+    ]
+
+
+def test_where_nobody_can_be_preempted_a_prompt_has_all_its_pages_or_does_not_join(records: Records) -> None:
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
+    pool.give(PageBundle(tuple(range(8)), (0, 1)))
+    settings = RunningSettings(preemption=PreemptionSettings(max_preemptions=0))
+    batcher = RunningBatcher(limits(max_num_batched_tokens=32), pool, records.open, settings)
+    for number in (1, 2):
+        batcher.add(Arrival(params(tuple(range(72)), number, max_tokens=2)))
+    assert shares(batcher) == [(0, 32)]
+    assert (batcher.load.num_used_pages, batcher.load.num_waiting, batcher.need().head_pages) == (5, 1, 5)
+
+
+def test_of_two_half_read_prompts_that_lack_pages_the_later_gives_way_and_both_are_served(records: Records) -> None:
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
+    pool.give(PageBundle(tuple(range(6)), (0, 1)))
+    batcher = RunningBatcher(limits(max_num_batched_tokens=16), pool, records.open)
+    first, second = (params(tuple(range(90)), number, max_tokens=2) for number in (1, 2))
+    batcher.add(Arrival(first))
+    assert [shares(batcher) for _ in range(3)] == [[(0, 16)], [(16, 16)], [(32, 16)]]
+    batcher.add(Arrival(replace(second, scheduling=SchedulingParams(1))))
+    runner, events, now_s = HashRunner(128, VOCAB_SIZE), list(batcher.take_events()), 0.0
+    while not batcher.is_idle:
+        plan = batcher.decide(now_s)
+        if plan is not None:
+            batcher.record(plan, runner.run(plan), now_s)
+        events += batcher.take_events()
+        assert batcher.check_integrity() == ()
+        batcher.pool.give(PageBundle(batcher.take_surplus().all_page_ids))
+        now_s += 0.05
+        assert now_s < 10.0, "they wait for each other"
+    ends = [event for event in events if isinstance(event, SequenceEnded)]
+    assert [(end.key.request_id, end.reason) for end in ends] == [
+        (second.request_id, FinishReason.LENGTH),
+        (first.request_id, FinishReason.LENGTH),
+    ]
+    assert batcher.counters.preemptions == 1
+
+
+def test_a_prompt_that_lacked_pages_once_and_is_not_reached_does_not_fail_for_it(records: Records) -> None:
+    pool = PagePool(watermark_pages=0, watermark_slots=0)
+    pool.give(PageBundle((0, 1), (0, 1)))
+    batcher = RunningBatcher(limits(max_num_batched_tokens=32), pool, records.open)
+    batcher.add(Arrival(params(tuple(range(72)), 1, max_tokens=2)))
+    assert step(batcher, 0.0) is not None
+    assert step(batcher, 0.0) is None, "it lacks pages"
+    pool.give(PageBundle(tuple(range(2, 30))))
+    batcher.add(Arrival(replace(params(tuple(range(90)), 2), scheduling=SchedulingParams(1))))
+    assert [step(batcher, now_s) is not None for now_s in (0.05, 4.0)] == [True, True]
+    assert batcher.counters.failed == 0

@@ -9,6 +9,7 @@ from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.batching.prompt_share import MAX_PASSED_OVER
 from weir.engine.memory.pages import PagePool
 from weir.engine.messages import Arrival, Failure, FailureReason, HandOffReady, PageBundle
+from weir.kv.geometry import num_pages_for
 from weir.policy.registry import PolicySpec
 from weir.testing.runner import HashRunner
 
@@ -56,15 +57,15 @@ def test_an_urgent_prompt_is_admitted_at_once_where_less_urgent_ones_fill_the_ba
     assert admitted == [4, 1, 2], "3 waits"
 
 
-def test_a_prompt_has_its_pages_when_a_step_gets_to_it_and_they_are_asked_for_before() -> None:
+def test_a_prompt_has_the_pages_of_what_is_read_and_those_of_the_next_steps_are_asked_for() -> None:
     batcher = prefill(max_num_batched_tokens=32)
     for number in (1, 2, 3):
         add(batcher, number, 48)
     assert [(step(batcher), batcher.load.num_used_pages, batcher.need().num_pages) for _ in range(5)] == [
-        ([(1, 32)], 3, 6),
-        ([(1, 16), (2, 16)], 6, 3),
+        ([(1, 32)], 2, 4),
+        ([(1, 16), (2, 16)], 4, 4),
         ([(2, 32)], 6, 3),
-        ([(3, 32)], 9, 0),
+        ([(3, 32)], 8, 1),
         ([(3, 16)], 9, 0),
     ]
 
@@ -73,16 +74,16 @@ def test_in_a_lane_a_long_prompt_is_computed_to_its_end_and_the_next_has_no_page
     batcher = prefill(max_num_batched_tokens=2)
     add(batcher, 1, 90)
     add(batcher, 2, 4)
-    for _ in range(44):
+    for number in range(1, 45):
         assert step(batcher) == [(1, 2)]
-        assert batcher.load.num_used_pages == 6
+        assert batcher.load.num_used_pages == num_pages_for(2 * number)
     assert [step(batcher) for _ in range(3)] == [[(1, 2)], [(2, 2)], [(2, 2)]]
 
 
 def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up() -> None:
     pool = PagePool(watermark_pages=0, watermark_slots=0)
-    pool.give(PageBundle(tuple(range(4)), tuple(range(4))))
-    batcher = PrefillBatcher(limits(max_num_batched_tokens=16), pool, Records(100, 8).open)
+    pool.give(PageBundle((0,), tuple(range(4))))
+    batcher = PrefillBatcher(limits(max_num_batched_tokens=32), pool, Records(100, 8).open)
     add(batcher, 1, 90)
     for number in range(2, 4 + MAX_PASSED_OVER):
         add(batcher, number, 16, lane=1)
@@ -92,28 +93,28 @@ def test_who_was_passed_over_too_often_and_lacks_pages_holds_no_urgent_prompt_up
         pool.give(PageBundle(ready[0].page_ids, (ready[0].slot,)))
     pool.give(PageBundle(tuple(range(4, 10))))
     add(batcher, 99, 16, lane=1)
-    assert step(batcher) == [(1, 16)], "its turn, now that it has pages"
+    assert step(batcher) == [(1, 32)], "its turn, now that it has pages"
 
 
 def test_while_a_prompt_waits_for_pages_those_that_have_theirs_are_computed() -> None:
     pool = PagePool(watermark_pages=0, watermark_slots=0)
-    pool.give(PageBundle(tuple(range(7)), tuple(range(4))))
-    batcher = PrefillBatcher(limits(max_num_batched_tokens=32), pool, Records(100, 8).open)
-    add(batcher, 1, 90)
-    assert step(batcher) == [(1, 32)]
+    pool.give(PageBundle(tuple(range(4)), tuple(range(4))))
+    batcher = PrefillBatcher(limits(max_num_batched_tokens=24), pool, Records(100, 8).open)
+    add(batcher, 1, 30)
+    assert step(batcher) == [(1, 24)]
     add(batcher, 2, 90, lane=1)
-    assert [step(batcher) for _ in range(2)] == [[(1, 32)], [(1, 26)]]
+    assert [step(batcher) for _ in range(2)] == [[(2, 24)], [(1, 6)]]
     pool.give(PageBundle(tuple(range(7, 14))))
-    assert step(batcher) == [(2, 32)]
+    assert step(batcher) == [(2, 24)]
 
 
 def test_who_lacked_pages_once_waits_for_an_urgent_prompt_and_does_not_fail() -> None:
     pool = PagePool(watermark_pages=0, watermark_slots=0)
-    pool.give(PageBundle((0,), (0, 1)))
+    pool.give(PageBundle((), (0, 1)))
     batcher = PrefillBatcher(limits(max_num_seqs=1, max_num_batched_tokens=16), pool, Records(100, 8).open)
     add(batcher, 1, 90)
-    assert batcher.decide(0.0) is None, "too few pages for it"
-    pool.give(PageBundle(tuple(range(1, 100))))
+    assert batcher.decide(0.0) is None, "there is no page for it"
+    pool.give(PageBundle(tuple(range(100))))
     add(batcher, 2, 90, lane=1)
     for now_s in (1.0, 2.0, 7.0):
         plan = batcher.decide(now_s)

@@ -175,3 +175,14 @@ def test_a_worker_that_runs_out_of_pages_goes_over_to_the_real_batcher() -> None
     assert fast.counters["preemptions"] == exact.counters["preemptions"]
     assert fast.outcomes == exact.outcomes
     assert sum(outcome.num_preemptions for outcome in fast.outcomes) == fast.counters["preemptions"]
+
+
+def test_half_read_prompts_give_way_in_a_simulation_too() -> None:
+    """Pages are free again only when a slow link has passed them on. The run begins again with the real batcher."""
+    slow = LinkSpec(0.02, is_shared=True)
+    spec = SystemSpec.split(1, 2, PROFILE, link=slow, num_pages=60, max_num_batched_tokens=64)
+    burst = Workload("burst", tuple(SimRequest(f"r{index}", 0.0, 300, 20, 100) for index in range(12)))
+    exact = check_equal(spec, burst, CoreLimits(page_overcommit=3.0))
+    assert exact.counters["preemptions"] == sum(outcome.num_preemptions for outcome in exact.outcomes) > 0
+    assert exact.counters["tokens_recomputed"] > 0
+    assert exact.counters["finished"] == len(burst.requests)

@@ -315,10 +315,9 @@ class Batcher(ABC):
         self._sequences[sequence.key] = sequence
         self._order = None
 
-    def _try_allocate(self, sequence: Sequence) -> bool:
-        """A slot, all pages of its prompt at once, and a published record, so that no two prompts hold half of what
-        each needs. False: too little is free now, and nothing was taken. One that no record can hold ends."""
-        num_pages = sequence.num_missing_pages(sequence.num_uncomputed)
+    def _try_allocate(self, sequence: Sequence, num_pages: int) -> bool:
+        """A slot, pages and a published record. False: too little is free now, and nothing was taken. One that no
+        record can hold ends."""
         if num_pages > self.pool.num_free_pages:
             return False
         slot = self._try_take_slot(sequence)

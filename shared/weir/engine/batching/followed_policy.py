@@ -5,7 +5,7 @@ that step, and counted.
 """
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from typing import overload
 
@@ -57,6 +57,7 @@ class FollowedPolicy:
         self.step_budget: StepBudget | None = None
         self.cost: StepCost | None = None
         """What the worker has fitted to its steps; None: nothing yet."""
+        self._num_owed_pages = 0
         self._share: StepShare | None = None
         self._warned: set[str] = set()
 
@@ -65,6 +66,15 @@ class FollowedPolicy:
         self.gate, self.step_budget = gate, step_budget
         self._share = None
         self._warned.clear()
+
+    def note_half_read(self, members: Iterable[Sequence]) -> None:
+        """Call it before asking. A policy sees the pages of whole prompts as used once these have begun: those that
+        such a prompt is still to take are nobody else's."""
+        self._num_owed_pages = sum(
+            s.num_missing_pages(s.num_uncomputed)
+            for s in members
+            if s.slot is not None and s.num_uncomputed > 1 and not s.is_preempted
+        )
 
     def decide(self, waiting: list[Sequence], batch: list[Sequence], now_s: float) -> GateDecision:
         """Who joins and who is paused, as indices into the lists; as without a gate where that is not possible."""
@@ -125,7 +135,7 @@ class FollowedPolicy:
 
     @property
     def _num_used_pages(self) -> int:
-        return self._pool.num_held_pages - self._pool.num_free_pages
+        return self._pool.num_held_pages - self._pool.num_free_pages + self._num_owed_pages
 
     @property
     def _num_free_tokens(self) -> int:

@@ -2,17 +2,18 @@
 
 In order, the most urgent lane first: an urgent prompt that comes while others are half computed goes first from the
 next step on, and is admitted at once where less urgent ones fill the batch. The scheduler decides the order in a lane.
-A prompt gets a slot and all its pages at once, and not before a step gets to it: pages that hold nothing yet are few,
-however small steps are.
+A prompt gets a slot when a step gets to it, and the pages of each chunk when that is planned: pages that hold nothing
+yet are few, however small steps are. Where pages run short, half-read prompts give way (`giving_way`).
 """
 
 from weir.engine.batching.admission import MAX_OVERBOOKING
-from weir.engine.batching.batcher import Batcher
+from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.prompt_share import in_turn, is_less_urgent, is_shared_out, note_turn, share_out
-from weir.engine.memory.pages import PageNeed
-from weir.engine.messages import Arrival, HandOffReady
+from weir.engine.memory.giving_way import GivingWay
+from weir.engine.memory.pages import PageNeed, PagePool
+from weir.engine.messages import Arrival, HandOffReady, PageBundle
 from weir.engine.plan import ChunkPlan
-from weir.engine.sequence import Sequence, Stage
+from weir.engine.sequence import OpenLog, Sequence, Stage
 
 _STEPS_AHEAD = 2
 """Pages of the prompts that the next step gets to are asked for in this one."""
@@ -21,65 +22,109 @@ _STEPS_AHEAD = 2
 class PrefillBatcher(Batcher):
     """Samples token 0 of each prompt, then holds slot and pages until the hand-off is settled."""
 
+    def __init__(self, limits: BatchLimits, pool: PagePool, open_log: OpenLog) -> None:
+        super().__init__(limits, pool, open_log)
+        self._giving_way = GivingWay(pool, self.counters)
+
     def add(self, arrival: Arrival) -> None:
         self._add_prompt(arrival)
 
     def need(self) -> PageNeed:
-        """The pages of all prompts that this step and the next one get to, were there pages."""
-        num_tokens = _STEPS_AHEAD * self.pace.num_tokens
-        pages = []
+        """What the prompts lack that this step and the next one get to; what the first of them lacks to go on."""
+        num_slots = num_pages = 0
+        head: tuple[int, int] | None = None
+        for sequence, num_tokens in self._reached(_STEPS_AHEAD * self.pace.num_tokens):
+            is_waiting = sequence.stage is Stage.WAITING
+            num_lacking = sequence.num_pages_short_of_chunk(min(num_tokens, self._chunk_tokens))
+            if head is None and (is_waiting or num_lacking):
+                head = num_lacking, int(is_waiting)
+            num_pages += sequence.num_pages_short_of_chunk(num_tokens)
+            num_slots += is_waiting
+        head_pages, head_slots = head or (0, 0)
+        return PageNeed(num_pages=num_pages, num_slots=num_slots, head_pages=head_pages, head_slots=head_slots)
+
+    def take_surplus(self) -> PageBundle:
+        """While nothing goes on, pages kept for prompts that lack others may be what another worker needs."""
+        is_any_stalled = False
+        for sequence in self._ranked():
+            if sequence.stage is Stage.RUNNING and sequence.stalled_since_s is None:
+                return super().take_surplus()
+            is_any_stalled |= sequence.stalled_since_s is not None
+        if not is_any_stalled:
+            return super().take_surplus()
+        return self.pool.take_surplus(PageNeed(num_pages=0, num_slots=0, head_pages=0, head_slots=0))
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `decide` has something to do although nothing has happened."""
+        deadline_s = super().next_deadline_s
+        if deadline_s is None or self._stall_clock.is_stopped:
+            return deadline_s
+        way_s = self._giving_way.next_deadline_s(self._ranked(), self._chunk_tokens, self._decided_at_s)
+        return deadline_s if way_s is None else min(deadline_s, way_s)
+
+    @property
+    def _chunk_tokens(self) -> int:
+        """Of one prompt in a step, at most."""
+        return min(self.limits.chunk_tokens, self.pace.num_tokens)
+
+    def _reached(self, num_tokens: int) -> list[tuple[Sequence, int]]:
+        """Whom the next `num_tokens` get to, were there pages, and with how many of them."""
         candidates = self._candidates()
         if is_shared_out(self._shares, candidates):
-            candidates = [sequence for sequence, _ in self._share_out(candidates, num_tokens)]
-            num_tokens = len(candidates) * self.limits.chunk_tokens
+            return self._share_out(candidates, num_tokens)
+        reached = []
         for sequence in in_turn(candidates):
             if num_tokens <= 0:
                 break
-            num_tokens -= min(sequence.num_uncomputed, self.limits.chunk_tokens)
-            if sequence.stage is Stage.WAITING:
-                pages.append(sequence.num_missing_pages(sequence.num_uncomputed))
-        return PageNeed(
-            num_pages=sum(pages),
-            num_slots=len(pages),
-            head_pages=pages[0] if pages else 0,
-            head_slots=1 if pages else 0,
-        )
+            num_its_own = min(sequence.num_uncomputed, _STEPS_AHEAD * self.limits.chunk_tokens, num_tokens)
+            num_tokens -= num_its_own
+            reached.append((sequence, num_its_own))
+        return reached
 
     def _plan_chunks(self, now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
-        num_tokens = budget = self.pace.num_tokens
+        if self._may_be_overdue and not self._stall_clock.is_stopped:
+            self._giving_way.make_way(self._ranked(), self._chunk_tokens, now_s)
         candidates = self._candidates()
         if is_shared_out(self._shares, candidates):
-            return self._plan_shares(candidates, budget, now_s)
-        self._admit(candidates, budget, now_s)
+            return self._plan_shares(candidates, now_s)
+        num_tokens = budget = self.pace.num_tokens
         chunks: list[ChunkPlan] = []
-        owners: list[Sequence | None] = []
         served: list[Sequence] = []
-        prompts = [sequence for sequence in candidates if sequence.stage is Stage.RUNNING]
-        for sequence in in_turn(prompts)[: self.limits.max_num_seqs]:
-            if budget <= 0 or is_less_urgent(sequence, served):
+        lacking: list[Sequence] = []
+        for sequence in in_turn(candidates):
+            is_full = budget <= 0 or len(served) >= self.limits.max_num_seqs
+            if is_full or is_less_urgent(sequence, served):
                 break
-            chunk = sequence.plan_chunk(min(budget, self.limits.chunk_tokens))
+            num_its_own = min(sequence.num_uncomputed, self.limits.chunk_tokens, budget)
+            if not self._try_supply(sequence, num_its_own, lacking):
+                continue
+            chunk = sequence.plan_chunk(num_its_own)
             budget -= len(chunk.token_ids)
             chunks.append(chunk)
-            owners.append(sequence)
             served.append(sequence)
+        self._note_lacking(lacking, now_s)
         # Inside a lane those before a prompt come to their end, so only lower lanes are counted as passed over.
-        most_urgent = max((sequence.params.scheduling.lane_priority for sequence in served), default=0)
-        note_turn([s for s in candidates if s.params.scheduling.lane_priority < most_urgent], served)
+        most_urgent = max(map(_lane_priority, served), default=0)
+        note_turn([sequence for sequence in candidates if _lane_priority(sequence) < most_urgent], served)
         self.pace.planned(num_tokens - budget)
-        return chunks, owners
+        return chunks, [*served]
 
-    def _plan_shares(
-        self, candidates: list[Sequence], budget: int, now_s: float
-    ) -> tuple[list[ChunkPlan], list[Sequence | None]]:
-        """As `_plan_chunks`, where lanes have shares: first who is to have pages, then what those compute that do."""
-        reached = [sequence for sequence, _ in self._share_out(candidates, budget)]
-        self._admit(reached, len(reached) * self.limits.chunk_tokens, now_s)
-        prompts = [sequence for sequence in candidates if sequence.stage is Stage.RUNNING]
-        turns = self._share_out(prompts, budget)
+    def _plan_shares(self, candidates: list[Sequence], now_s: float) -> tuple[list[ChunkPlan], list[Sequence | None]]:
+        """As `_plan_chunks`, where lanes have shares: what those cannot use that lack pages goes to the others."""
+        budget = self.pace.num_tokens
+        lacking: list[Sequence] = []
+        able = candidates
+        while True:
+            turns = self._share_out(able, budget)
+            unable = {sequence for sequence, num_tokens in turns if not self._try_supply(sequence, num_tokens, lacking)}
+            if not unable:
+                break
+            able = [sequence for sequence in able if sequence not in unable]
+        self._note_lacking(lacking, now_s)
         chunks = [sequence.plan_chunk(num_tokens) for sequence, num_tokens in turns]
         served = [sequence for sequence, _ in turns]
-        note_turn(prompts, served)
+        note_turn([sequence for sequence in candidates if sequence.stage is Stage.RUNNING], served)
         self.pace.planned(sum(len(chunk.token_ids) for chunk in chunks))
         return chunks, [*served]
 
@@ -129,28 +174,41 @@ class PrefillBatcher(Batcher):
                 owed.append(sequence)
         return owed
 
-    def _admit(self, candidates: list[Sequence], num_tokens: int, now_s: float) -> None:
-        """Those that the next `num_tokens` get to. Only a more urgent one overtakes one that lacks pages."""
-        stalled: list[Sequence] = []
-        for sequence in in_turn(candidates):
-            if num_tokens <= 0:
-                break
-            if sequence.stage is Stage.WAITING:
-                lane_priority = sequence.params.scheduling.lane_priority
-                is_behind = any(s.params.scheduling.lane_priority >= lane_priority for s in stalled)
-                if is_behind or not self._try_allocate(sequence):
-                    stalled.append(sequence)
-                    continue
-                if sequence.slot is None:  # no record can hold it: it has ended
-                    continue
-                sequence.stage = Stage.RUNNING
-                sequence.stalled_since_s = None
-            num_tokens -= min(sequence.num_uncomputed, self.limits.chunk_tokens)
+    def _try_supply(self, sequence: Sequence, num_tokens: int, lacking: list[Sequence]) -> bool:
+        """Gives a prompt what it lacks for its next `num_tokens`, a slot with its first ones. False: it cannot be
+        computed in this step. Those behind one that lacks something take nothing either, and join `lacking`."""
+        num_pages = sequence.num_pages_short_of_chunk(num_tokens)
+        if sequence.slot is not None and not sequence.is_preempted and not num_pages:
+            return True
+        ranked = self._ranked()
+        is_behind = bool(lacking) and min(map(ranked.index, lacking)) < ranked.index(sequence)
+        if is_behind or not self._try_take(sequence, num_pages):
+            lacking.append(sequence)
+            return False
+        return sequence.slot is not None  # else no record can hold it: it has ended
+
+    def _try_take(self, sequence: Sequence, num_pages: int) -> bool:
+        if sequence.slot is None:
+            if not self._try_allocate(sequence, num_pages):
+                return False
+            sequence.stage = Stage.RUNNING
+            return True
+        page_ids = self.pool.try_take(num_pages)
+        if page_ids is None:
+            return False
+        if sequence.is_preempted:
+            sequence.restore(page_ids, is_intact=False)
+            return True
+        for page_id in page_ids:
+            sequence.grow(page_id)
+        return True
+
+    def _note_lacking(self, lacking: list[Sequence], now_s: float) -> None:
         if self._may_be_overdue:
-            for waiting in self._ranked():
-                if waiting.stage is Stage.WAITING and waiting not in stalled:
-                    waiting.stalled_since_s = None  # it lacked pages once; now a more urgent one is before it
-        for sequence in stalled:
+            for sequence in self._ranked():
+                if sequence not in lacking:
+                    sequence.stalled_since_s = None  # it lacked pages once; now it has them, or others are before it
+        for sequence in lacking:
             self._stall(sequence, now_s)
 
 

@@ -16,8 +16,9 @@ from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.followed_policy import FollowedPolicy
 from weir.engine.batching.own_rules import HeldRows, JoinSettings, PrefillBatches, PrefillBatchSettings, make_gate
 from weir.engine.batching.step_planner import StepPlanner
+from weir.engine.memory.page_need import StepReach, need_of, num_growing_pages
 from weir.engine.memory.pages import PageNeed, PagePool
-from weir.engine.memory.preemption import Preemption, PreemptionSettings, in_batch, num_growing_pages
+from weir.engine.memory.preemption import Preemption, PreemptionSettings, in_batch
 from weir.engine.messages import (
     Arrival,
     Failure,
@@ -29,8 +30,7 @@ from weir.engine.messages import (
     TakenOver,
 )
 from weir.engine.plan import ChunkPlan, StepPlan, StepResult, SwapPlan
-from weir.engine.sequence import LOOKAHEAD_TOKENS, OpenLog, Sequence, Stage
-from weir.kv.geometry import PAGE_TOKENS
+from weir.engine.sequence import OpenLog, Sequence, Stage
 from weir.policy.seams import Gate, Policy, StepBudget
 
 
@@ -53,7 +53,8 @@ class RunningBatcher(Batcher):
     """Takes handed-off sequences, and prompts that it computes in chunks beside the decodes and then decodes itself.
 
     A sequence is in the batch while its stage is RUNNING, also while it is preempted. A prompt joins when there is a
-    slot and pages for all of it, and grows page by page from there on; a handed-off sequence brings its own.
+    slot, and pages as far as the next step gets to it; it takes them chunk by chunk. Where nobody can be preempted, it
+    takes all of them when it joins, so that no two hold half of what each needs. A handed-off sequence brings its own.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class RunningBatcher(Batcher):
         self._held = HeldRows(pool)
         self._planner = StepPlanner(limits, pool, self._held, self.pace, self._policy)
         self._preemption = Preemption(pool, self._held.release, settings.preemption, self.counters)
+        self._takes_pages_whole = settings.preemption.max_preemptions == 0
         self._stages_before: dict[SequenceKey, Stage] = {}
         """Of those that are being handed over."""
         self._follow(gate=None, step_budget=None)
@@ -137,27 +139,7 @@ class RunningBatcher(Batcher):
         self._release_rows_of_ended_batch()
 
     def need(self) -> PageNeed:
-        """The pages that the batch will want within LOOKAHEAD_TOKENS, then those of preempted and of waiting sequences;
-        if some of the batch want one at once, these come first."""
-        now = soon = num_waiting = 0
-        preempted = []
-        running = Stage.RUNNING
-        for sequence in self._ranked():
-            if sequence.stage is not running:
-                num_waiting += 1
-            elif sequence.preempted_since_s is not None:
-                preempted.append((sequence.num_pages_short_of(0), 0))
-            elif len(sequence.token_ids) + LOOKAHEAD_TOKENS > len(sequence.block_table) * PAGE_TOKENS:
-                soon += sequence.num_pages_short_of(LOOKAHEAD_TOKENS)
-                now += sequence.num_pages_short_of(0)
-        others = [*preempted, *self._need_of_waiting()] if num_waiting else preempted
-        head_pages, head_slots = (now, 0) if now or not others else others[0]
-        return PageNeed(
-            num_pages=soon + sum(pages for pages, _ in others),
-            num_slots=sum(slots for _, slots in others),
-            head_pages=head_pages,
-            head_slots=head_slots,
-        )
+        return need_of(self._ranked(), self._joinable, self._reach)
 
     def take_surplus(self) -> PageBundle:
         """While nothing can run, pages kept for preempted sequences may be what another worker of the host needs."""
@@ -206,12 +188,14 @@ class RunningBatcher(Batcher):
             s for s in ranked if s.stage is running and s.preempted_since_s is None and s.stalled_since_s is None
         ]
         if len(present) < len(ranked) or self._policy.gate is not None:
-            self._preemption.preempt(ranked, now_s)
+            self._preemption.preempt(ranked, self._reach, now_s)
             num_present = sum(s.stage is running and s.preempted_since_s is None for s in ranked)
-            for sequence in self._preemption.bring_back(ranked, self._max_running - num_present):
+            for sequence in self._preemption.bring_back(ranked, self._max_running - num_present, self._reach):
                 self._stall(sequence, now_s)
+            self._note_half_read()
             self._join_waiting(now_s)
             present = [s for s in self._ranked() if s.stage is running and s.preempted_since_s is None]
+        self._note_half_read()
         draft = self._planner.plan(self._taking_part(present), now_s)
         for sequence in draft.stalled:
             self._stall(sequence, now_s)
@@ -329,21 +313,23 @@ class RunningBatcher(Batcher):
             self.counters.pauses += 1
         return []
 
+    @property
+    def _reach(self) -> StepReach:
+        return StepReach(self.pace.num_tokens, self.limits.chunk_tokens, self._takes_pages_whole)
+
+    def _note_half_read(self) -> None:
+        if self._policy.gate is not None or self._policy.step_budget is not None:
+            self._policy.note_half_read(self._ranked())
+
     def _try_admit(self, sequence: Sequence) -> bool:
         """False: too little is free now. Pages that the batch will want at once are not for newcomers, since what joins
         must not drive others out."""
         if sequence.slot is not None:
             return True
-        num_pages = sequence.num_pages_short_of(0)
-        if num_pages + num_growing_pages(in_batch(self._ranked())) > self.pool.num_free_pages:
+        if num_growing_pages([*in_batch(self._ranked()), sequence], self._reach) > self.pool.num_free_pages:
             return False
-        return self._try_allocate(sequence)
-
-    def _need_of_waiting(self) -> list[tuple[int, int]]:
-        """(pages, slots) of each waiting sequence that could join now, in order. One that was handed off has its
-        prompt's pages; its first token may want one more."""
-        needs = [(s.num_pages_short_of(0), int(s.slot is None)) for s in self._joinable()]
-        return [need for need in needs if any(need)]
+        num_pages = sequence.num_missing_pages(sequence.num_uncomputed) if self._takes_pages_whole else 0
+        return self._try_allocate(sequence, num_pages)
 
     def _joinable(self) -> list[Sequence]:
         """Those that wait and could join now, were there pages."""

@@ -28,6 +28,10 @@ class StallClock:
                 sequence.stalled_since_s += self._stood_still_s(sequence.stalled_since_s, now_s)
         self._silent_since_s = None
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._silent_since_s is not None
+
     def is_overdue(self, stalled_since_s: float, now_s: float) -> bool:
         return stalled_since_s + self._stood_still_s(stalled_since_s, now_s) <= now_s - self._max_stall_s
 

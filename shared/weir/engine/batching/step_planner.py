@@ -106,6 +106,7 @@ class StepPlanner:
                 draft.owners.append(sequence)
                 served.append(sequence)
         note_turn(prompts, served)
+        _forget_stalls(prompts, draft)
         return max_tokens - num_left
 
     def _plan_shares(self, prompts: list[Sequence], max_tokens: int, draft: StepDraft) -> int:
@@ -120,6 +121,7 @@ class StepPlanner:
         draft.chunks += [sequence.plan_chunk(num_tokens) for sequence, num_tokens in turns]
         draft.owners += [sequence for sequence, _ in turns]
         note_turn(prompts, [sequence for sequence, _ in turns])
+        _forget_stalls(prompts, draft)
         return sum(num_tokens for _, num_tokens in turns)
 
     def _try_grow(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
@@ -136,3 +138,10 @@ class StepPlanner:
             sequence.grow(page_id)
         sequence.stalled_since_s = None
         return True
+
+
+def _forget_stalls(prompts: list[Sequence], draft: StepDraft) -> None:
+    """Whom this step does not get to does not wait for pages, although it lacked some once."""
+    for sequence in prompts:
+        if sequence not in draft.stalled:
+            sequence.stalled_since_s = None

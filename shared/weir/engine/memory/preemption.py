@@ -8,15 +8,19 @@
 Nothing changes before `record`, so a step that fails leaves every sequence as it was. Victims are taken from the lowest
 lane, there the latest first (the lanes of SLO-aware servers; inside a lane vLLM's order), and keep their tokens, their
 slot and their rank. Recompute is the last resort.
+
+A prompt that is half read waits for the pages of its next chunk, and gives way as others do; once it has, it comes back
+with all the pages that it lacks, so that it never again holds a part of them while it waits for the rest.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from weir.engine.counters import EngineCounters
+from weir.engine.memory.page_need import StepReach, num_growing_pages
 from weir.engine.memory.pages import PagePool
 from weir.engine.plan import PageCopy, SwapPlan
-from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence, Stage
+from weir.engine.sequence import Sequence, Stage
 from weir.kv.geometry import num_pages_for
 
 
@@ -34,11 +38,6 @@ class PreemptionSettings:
 
 def in_batch(ranked: list[Sequence]) -> list[Sequence]:
     return [sequence for sequence in ranked if sequence.stage is Stage.RUNNING]
-
-
-def num_growing_pages(batch: list[Sequence]) -> int:
-    """Pages that the batch as it is will want within the next LOOKAHEAD_TOKENS."""
-    return sum(s.num_pages_short_of(LOOKAHEAD_TOKENS) for s in batch if s.preempted_since_s is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +75,14 @@ class Preemption:
         self._leaving: list[_Leaving] = []
         self._returning: list[_Returning] = []
 
-    def preempt(self, ranked: list[Sequence], now_s: float) -> None:
+    def preempt(self, ranked: list[Sequence], reach: StepReach, now_s: float) -> None:
         """For the first that has waited long enough for pages, and for no other in this step: copies take its time.
 
         Those behind it give way, the last first. With nobody behind it, it gives way itself: those ahead go on.
         """
         num_free = self._pool.num_free_pages
         for index, sequence in enumerate(ranked):
-            num_wanted = self._num_waited_for(sequence, now_s)
+            num_wanted = self._num_waited_for(sequence, reach, now_s)
             if num_wanted <= num_free:
                 num_free -= num_wanted
                 continue
@@ -97,7 +96,7 @@ class Preemption:
                 self._plan_out(victim)
             return
 
-    def bring_back(self, ranked: list[Sequence], max_returning: int) -> list[Sequence]:
+    def bring_back(self, ranked: list[Sequence], max_returning: int, reach: StepReach) -> list[Sequence]:
         """In order, and none past one that still has to wait; pages that the batch will want at once are not for them.
 
         While some of the batch go on, the others wait, for those will free pages. If none goes on, those that still
@@ -108,7 +107,7 @@ class Preemption:
         if not preempted:
             return []
         is_going_on = any(not s.is_preempted and s.stalled_since_s is None for s in batch)
-        num_growing = num_growing_pages(batch)
+        num_growing = num_growing_pages(batch, reach)
         may_return, stalled = True, []
         for sequence in preempted:
             num_missing = sequence.num_pages_short_of(0)
@@ -179,12 +178,12 @@ class Preemption:
             return []
         return [f"swap file: {len(slots)} slots ({len(set(slots))} different) of {self._settings.num_swap_slots}"]
 
-    def _num_waited_for(self, sequence: Sequence, now_s: float) -> int:
+    def _num_waited_for(self, sequence: Sequence, reach: StepReach, now_s: float) -> int:
         """Pages that it lacks to go on, once it has waited long enough for them."""
         since_s = sequence.preempted_since_s if sequence.is_preempted else sequence.stalled_since_s
         if sequence.stage is not Stage.RUNNING or since_s is None or now_s < since_s + self._settings.after_s:
             return 0
-        return sequence.num_pages_short_of(0)
+        return sequence.num_pages_short_of(0) if sequence.is_preempted else sum(reach.pages_of([sequence]))
 
     def _victims(self, candidates: Iterable[Sequence], num_pages: int) -> list[Sequence]:
         """The first candidates that together free `num_pages`; none if all of them would not."""

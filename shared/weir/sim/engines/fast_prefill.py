@@ -1,12 +1,13 @@
 """A prefill worker whose prompts are numbers: what `PrefillBatcher` does with prompts of one lane, to the nanosecond.
 
-For workers with a memory to themselves: pages are only counted. Policies have no say in a prefill worker's steps.
-A test runs both.
+For workers with a memory to themselves: pages are only counted, and there must be some for every chunk. Policies have
+no say in a prefill worker's steps. A test runs both.
 """
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from weir.engine.messages import Failure, HandOffReady, PageBundle, SequenceEnded
 from weir.kv.geometry import num_pages_for
@@ -18,7 +19,7 @@ from weir.sim.worker import SimArrival, SimWorker, WorkerListener
 
 _NO_SLOT = -1
 _COUNTED: tuple[str, ...] = ("steps", "prefill_steps", "prompt_tokens_computed", "tokens_generated", "handed_off")
-_COUNTED += ("finished", "cancelled", "failed", "stalls")
+_COUNTED += ("finished", "cancelled", "failed")
 """Of `weir.engine.counters`, all that can rise here."""
 
 
@@ -30,13 +31,12 @@ class FastPrompt:
     num_uncomputed: int
     num_computed: int = 0
     num_pages: int = 0
-    """That it has: none, or those of all its tokens."""
-    is_stalled: bool = False
+    """That it has: those of its chunks so far. None: it waits."""
     is_cancelled: bool = False
 
 
 class FastPrefill:
-    """Implements `weir.sim.worker.Engine`."""
+    """Implements `weir.sim.worker.Engine`. Its memory raises MemoryIsTight when a chunk lacks pages."""
 
     def __init__(self, worker: SimWorker, pool: PoolSpec, memory: PlainMemory, listener: WorkerListener) -> None:
         self.busy_ns = 0
@@ -50,9 +50,7 @@ class FastPrefill:
         self._prompts: dict[SimRequestState, FastPrompt] = {}
         self._waiting: deque[FastPrompt] = deque()
         self._computing: list[FastPrompt] = []
-        """They have their pages."""
         self._chunks: list[tuple[FastPrompt, int]] = []
-        self._has_stalls = False
         self._counts = dict.fromkeys(_COUNTED, 0)
 
     def add(self, arrival: SimArrival) -> None:
@@ -89,11 +87,10 @@ class FastPrefill:
         self._memory.count_used(-prompt.num_pages)
 
     def begin_step(self) -> int | None:
-        if self._waiting:
-            self._place()
-        if not self._computing:
-            return None
+        """Raises MemoryIsTight."""
         self._chunks = self._plan()
+        if not self._chunks:
+            return None
         duration_ns = step_ns(self._cost, ((prompt.num_computed, num_tokens) for prompt, num_tokens in self._chunks))
         self._counts["steps"] += 1
         self.busy_ns += duration_ns
@@ -153,37 +150,23 @@ class FastPrefill:
     def give_memory_back(self) -> None:
         """It holds nothing but what its prompts have."""
 
-    def _place(self) -> None:
-        """In order, as far as there are slots and pages, and the step gets to them; hand-offs count."""
-        num_tokens = self._max_tokens - sum(min(p.num_uncomputed, self._chunk_tokens) for p in self._computing)
-        num_free_slots, num_stalled = self._max_num_seqs - self.num_running, 0
-        while num_tokens > 0 and num_free_slots > 0 and self._waiting:
-            prompt = self._waiting[0]
-            num_pages = num_pages_for(prompt.num_uncomputed)
-            if num_pages > self._memory.num_free_pages:
-                num_stalled = num_free_slots
-                break
-            self._waiting.popleft()
-            prompt.num_pages = num_pages
-            self._memory.count_used(num_pages)
-            self._computing.append(prompt)
-            num_tokens -= min(prompt.num_uncomputed, self._chunk_tokens)
-            num_free_slots -= 1
-        if num_stalled or self._has_stalls:
-            for index, prompt in enumerate(self._waiting):
-                self._counts["stalls"] += index < num_stalled and not prompt.is_stalled
-                prompt.is_stalled = index < num_stalled
-            self._has_stalls = num_stalled > 0
-
     def _plan(self) -> list[tuple[FastPrompt, int]]:
-        """Who computes how many tokens."""
-        budget, planned = self._max_tokens, []
-        for prompt in self._computing[: self._max_num_seqs]:
-            if budget <= 0:
+        """Who computes how many tokens, in order: those that wait as far as there are places; hand-offs count."""
+        budget = self._max_tokens
+        planned: list[tuple[FastPrompt, int]] = []
+        num_free_places = max(0, self._max_num_seqs - self.num_running)
+        for prompt in chain(self._computing, islice(self._waiting, num_free_places)):
+            if budget <= 0 or len(planned) >= self._max_num_seqs:
                 break
             num_tokens = min(prompt.num_uncomputed, self._chunk_tokens, budget)
             budget -= num_tokens
             planned.append((prompt, num_tokens))
+        for prompt, num_tokens in planned:
+            if not prompt.num_pages:
+                self._computing.append(self._waiting.popleft())
+            num_pages = num_pages_for(prompt.num_computed + num_tokens)
+            self._memory.count_used(num_pages - prompt.num_pages)
+            prompt.num_pages = num_pages
         return planned
 
     def _drop(self, prompt: FastPrompt) -> None:

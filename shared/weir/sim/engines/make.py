@@ -27,15 +27,15 @@ _NEVER_STALLED_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class EngineMaker:
-    """`fast_forward`: fast engines where they are equal to the real batchers. `fast_decode`: also in decode workers,
-    into whose memory hand-offs come; those raise MemoryIsTight when they may be equal no more. `step_shares`: of lanes,
-    as in `SetBounds`."""
+    """`fast_forward`: fast engines where they are equal to the real batchers. `is_roomy`: also in prefill workers, and
+    in decode workers, into whose memory hand-offs come; those raise MemoryIsTight when they may be equal no more.
+    `step_shares`: of lanes, as in `SetBounds`."""
 
     spec: SystemSpec
     policy: PolicySpec
     timeline: Timeline
     fast_forward: bool
-    fast_decode: bool
+    is_roomy: bool
     step_shares: tuple[float, ...] = ()
 
     def make(self, worker: SimWorker, location: Location, states: RequestStates, listener: WorkerListener) -> Engine:
@@ -59,7 +59,8 @@ class EngineMaker:
         if pool.role == "local":
 
             def go_exact(fast: FastEngine) -> Engine:
-                moved = _taken_from(fast, worker, memory)
+                takes_pages_whole = self.spec.preemption.max_preemptions == 0
+                moved = _taken_from(fast, worker, memory, takes_pages_whole)
                 exact = make_exact()
                 for arrival, num_passed_over in moved:
                     exact.go_on(arrival, num_passed_over)
@@ -76,12 +77,12 @@ class EngineMaker:
         if not self.fast_forward or pool.target_step_ms > 0 or (pool.role != "local" and self.spec.link is None):
             return False
         if pool.role == "prefill":
-            return True
+            return self.is_roomy
         policy = self.policy.make()
         is_plain = policy.gate is None and policy.step_budget is None and not policy.is_preemptive
         is_continuous = self.spec.join.batching is Batching.CONTINUOUS
         # Prompts that join in one step may lack a page there that the pool gets for them before the next one.
-        is_alone = pool.role == "local" or (self.fast_decode and not pool.serves_locally)
+        is_alone = pool.role == "local" or (self.is_roomy and not pool.serves_locally)
         return is_plain and is_continuous and is_alone
 
     def _batcher(self, location: Location) -> Batcher:
@@ -112,24 +113,31 @@ class EngineMaker:
         return batcher
 
 
-def _taken_from(fast: FastEngine, worker: SimWorker, memory: PlainMemory) -> list[tuple[Arrival, int]]:
+def _taken_from(
+    fast: FastEngine, worker: SimWorker, memory: PlainMemory, takes_pages_whole: bool
+) -> list[tuple[Arrival, int]]:
     """Its sequences as a batcher takes them, in the order in which they came, with the steps that passed each over.
+    `takes_pages_whole`: of a prompt, as soon as it joins.
 
     Their pages have ids from here on. It may be asked for nothing more than its counters.
     """
     fast.settle_all()
     fast.die()
     memory.release_all(worker.index)
-    return [(_half_done(row, fast, worker, memory), row.num_passed_over) for row in fast.rows.values()]
+    moved = []
+    for row in fast.rows.values():
+        num_least_pages = row.num_prompt_pages if takes_pages_whole else 0
+        moved.append((_half_done(row, fast, worker, memory, num_least_pages), row.num_passed_over))
+    return moved
 
 
-def _half_done(row: FastRow, fast: FastEngine, worker: SimWorker, memory: PlainMemory) -> Arrival:
+def _half_done(row: FastRow, fast: FastEngine, worker: SimWorker, memory: PlainMemory, num_least_pages: int) -> Arrival:
     if row.is_waiting:
         return row.arrival.for_batcher(memory)
     num_prompt_tokens = row.num_prompt_tokens
     num_tokens = row.context(fast.num_done_steps + 1) if row.first_step else num_prompt_tokens
     num_computed = num_tokens - 1 if row.first_step else row.num_computed
-    num_pages = max(row.num_prompt_pages, num_pages_for(num_computed))
+    num_pages = max(num_least_pages, num_pages_for(num_computed))
     bundle = memory.try_acquire(worker.index, num_pages, 1)
     assert bundle is not None, "these pages are in use, and a memory has twice as many slots as sequences run"
     slot = bundle.slots[0]
