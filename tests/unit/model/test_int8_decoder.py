@@ -1,7 +1,9 @@
 """The int8 path computes the model: close to fp32 in value, and exactly what the plan asks for."""
 
+import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import gguf
@@ -111,6 +113,7 @@ def test_an_empty_plan_samples_nothing(tiny: TinyLlama, tmp_path: Path) -> None:
 
 SERVING = """
 import sys
+from collections import Counter
 from pathlib import Path
 import numpy as np
 from numba.core import event
@@ -154,7 +157,22 @@ print(Listener.compiled, "torch" in sys.modules)
 """
 
 
-def test_serving_compiles_nothing_and_imports_no_torch(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_the_first_start_compiles_each_kernel_once_and_serving_none_and_it_imports_no_torch(
+    tiny: TinyLlama, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", SERVING, str(tiny.folder), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
-    assert done.stdout == "[] False\n", done.stderr
+    environment = {**os.environ, "WEIR_CACHE": str(tmp_path)}
+    for _ in ("first start", "second"):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False, env=environment)
+        assert (done.stdout, done.stderr) == ("[] False\n", "")
+    kernels = Counter(path.name.partition("-")[0] for path in tmp_path.glob("kernels/*/*/*.nbc"))
+    parts = {
+        "forward.linear_share",
+        "paged_prefill.paged_prefill",
+        "paged_decode.decode_blocks",
+        "sampling.sample_token",
+    }
+    assert {"forward.forward", *parts} <= kernels.keys()
+    # these are called with several types
+    several = {"phases.wait_for_phase", "phases.take_chunk"}
+    assert {name for name, num in kernels.items() if num > 1} <= several

@@ -5,6 +5,10 @@ of a row depend on that row and its context alone: not on the batch, the cut int
 number of threads.
 """
 
+from typing import Any
+
+import numpy as np
+
 from weir.model.cpu.slices import SliceArrays
 from weir.model.cpu.workspace import (
     ATTENTION_OUTPUT,
@@ -43,6 +47,9 @@ from weir.ops.simd.phases import PhaseState, chunk_is_done, now_ns, take_chunk, 
 NORM, QKV, ROTARY, ATTEND, MERGE, OUTPUT, MLP_NORM, GATES, ACTIVATE, MLP_OUTPUT, NUM_STAGES = range(11)
 LAST_NORM, LOGITS, SCAN, NUM_LOGITS_STAGES = range(4)
 NUM_TIMES = NUM_STAGES + NUM_LOGITS_STAGES
+
+_REPLACES, _ADDS = np.bool_(False), np.bool_(True)
+"""Not Python's own: of those numba compiles what they are handed to once for each."""
 
 
 @kernel
@@ -121,7 +128,7 @@ def _attention_stage(
         rms_norm_quantize_range(hidden, model.norms[2 * layer], model.epsilon, rows, first_row, last_row)
     elif stage == QKV:
         parts = model.layer_parts[layer, QUERY_KEY_VALUE]
-        linear_share(model.data, parts, rows, qkv, buffers.part, False, chunk, num_chunks)
+        linear_share(model.data, parts, rows, qkv, buffers.part, _REPLACES, chunk, num_chunks)
     elif stage == ROTARY:
         if model.query_key_value_bias.size > 0:
             _add_bias(qkv, model.query_key_value_bias[layer], first_row, last_row)
@@ -219,7 +226,7 @@ def _mlp_stage(
     gate_up, rows_inner = buffers.gate_up[:num_rows], buffers.rows_inner[:num_rows]
     if stage == OUTPUT:
         parts = model.layer_parts[layer, ATTENTION_OUTPUT]
-        linear_share(model.data, parts, buffers.rows_heads[:num_rows], hidden, buffers.part, True, chunk, num_chunks)
+        linear_share(model.data, parts, buffers.rows_heads[:num_rows], hidden, buffers.part, _ADDS, chunk, num_chunks)
     elif stage == MLP_NORM:
         first_row, last_row = num_rows * chunk // num_chunks, num_rows * (chunk + 1) // num_chunks
         if model.attention_output_bias.size > 0:
@@ -227,14 +234,14 @@ def _mlp_stage(
         rms_norm_quantize_range(hidden, model.norms[2 * layer + 1], model.epsilon, rows, first_row, last_row)
     elif stage == GATES:
         parts = model.layer_parts[layer, GATE_UP]
-        linear_share(model.data, parts, rows, gate_up, buffers.part, False, chunk, num_chunks)
+        linear_share(model.data, parts, rows, gate_up, buffers.part, _REPLACES, chunk, num_chunks)
     elif stage == ACTIVATE:
         num_groups = num_rows * gate_up.shape[1] // (2 * GROUP)
         first_group, last_group = num_groups * chunk // num_chunks, num_groups * (chunk + 1) // num_chunks
         silu_mul_quantize_range(gate_up, rows_inner, first_group, last_group)
     else:
         linear_share(
-            model.data, model.layer_parts[layer, DOWN], rows_inner, hidden, buffers.part, True, chunk, num_chunks
+            model.data, model.layer_parts[layer, DOWN], rows_inner, hidden, buffers.part, _ADDS, chunk, num_chunks
         )
 
 
@@ -246,11 +253,12 @@ def _logits_stage(stage: int, model: Model, buffers: Buffers, logit_rows: Ints, 
     last_hidden, rows = buffers.last_hidden[:num_logits], buffers.rows_hidden[:num_logits]
     if stage == LAST_NORM:
         for number in range(first, last):
-            last_hidden[number] = buffers.hidden[logit_rows[number]]
+            for column in range(last_hidden.shape[1]):  # an assignment of rows takes the compiler seconds
+                last_hidden[number, column] = buffers.hidden[logit_rows[number], column]
         rms_norm_quantize_range(last_hidden, model.norms[model.norms.shape[0] - 1], model.epsilon, rows, first, last)
     elif stage == LOGITS:
         logits = buffers.logits[:num_logits]
-        linear_share(model.data, model.end_parts[HEAD], rows, logits, buffers.part, False, chunk, num_chunks)
+        linear_share(model.data, model.end_parts[HEAD], rows, logits, buffers.part, _REPLACES, chunk, num_chunks)
     else:
         scan_rows(
             buffers.logits[first:last],
@@ -267,7 +275,7 @@ def linear_share(
     rows: Bytes,
     out: Floats,
     part_out: Floats,
-    is_added: bool,
+    is_added: Any,
     chunk: int,
     num_chunks: int,
 ) -> None:
@@ -285,7 +293,7 @@ def linear_share(
             linear_range(rows, weights, part[BITS], out, is_added, first, last)
         else:
             into = part_out[num_rows * column : num_rows * (column + num_outputs)].reshape(num_rows, num_outputs)
-            linear_range(rows, weights, part[BITS], into, False, first, last)
+            linear_range(rows, weights, part[BITS], into, _REPLACES, first, last)
             first_column, last_column = first * BLOCK_OUTPUTS, min(last * BLOCK_OUTPUTS, num_outputs)
             for row in range(num_rows):
                 for index in range(first_column, last_column):

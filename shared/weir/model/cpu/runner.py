@@ -7,6 +7,7 @@ from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.architecture import ModelConfig
+from weir.model.cpu.compiling import compiling_beside
 from weir.model.cpu.core_share import CoreShare
 from weir.model.cpu.forward import ATTEND, NUM_STAGES, forward
 from weir.model.cpu.packed_weights import PackedWeights
@@ -104,17 +105,16 @@ class CpuRunner:
 
     def warm_up(self) -> None:
         """Compiles, or loads what was compiled before, and touches every weight, over pages of its own."""
-        with compiling_alone():
+        with compiling_alone(), compiling_beside(lambda: self._warm_up_passes(None)):
             compile_kernels()
-            self._warm_up_passes()
+            self._warm_up_passes(SampleSpec(SamplingParams(temperature=1.0, top_p=0.9), output_index=0))
 
-    def _warm_up_passes(self) -> None:
+    def _warm_up_passes(self, sampled: SampleSpec | None) -> None:
         num_tokens = min(_WARM_UP_TOKENS, self._config.max_context_tokens - 1)
         num_pages = num_pages_for(num_tokens + 1)
         page_bytes = page_geometry(self._config, "int8").page_bytes
         scratch = page_numbers(self._config, np.zeros((num_pages, page_bytes), np.uint8))
         table = tuple(range(num_pages))
-        sampled = SampleSpec(SamplingParams(temperature=1.0, top_p=0.9), output_index=0)
         self._run(StepPlan(0, (ChunkPlan(0, 0, (0,) * num_tokens, table, sampled),)), scratch)
         start = min(PAGE_TOKENS, num_tokens)
         self._run(StepPlan(0, (ChunkPlan(0, start, (0,), table, sampled),)), scratch)

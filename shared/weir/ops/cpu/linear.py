@@ -4,6 +4,8 @@
 the blocks gives the same bits.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,7 @@ def linear_range(
     weights: NDArray[np.uint8],
     bits: int,
     out: NDArray[np.float32],
-    is_added: bool,
+    is_added: Any,
     first_block: int,
     last_block: int,
 ) -> None:

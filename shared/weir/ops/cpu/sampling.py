@@ -13,10 +13,11 @@ Keys = npt.NDArray[np.uint64]
 
 _ID_BITS = np.uint64(32)
 _RADIX_BITS = 11
-_FEW = 256  # fewer are sorted faster by comparison
+_FEW = 64  # so many are sorted faster by insertion
 _LEAST_Z = 88.0
 """e**-88 is 0 in float32: what is further below the most likely token is never sampled."""
 _FIRST_MARGIN = 6.0
+_BEFORE_EQUALS, _BEHIND_EQUALS = np.bool_(False), np.bool_(True)  # of Python's own each is a type of its own
 
 
 @kernel
@@ -46,7 +47,7 @@ def sample_token(
         wanted_mass = top_p * sum_exp(values, highest, inverse, np.empty(block_maxima.shape[0], np.float64))
     # of the top k, those that are less likely than min_p belong to the mass of which top_p is a part
     least_p = min_p if top_k == 0 or top_p >= 1.0 else 0.0
-    count = _collect(values, block_maxima, highest, temperature, top_k, wanted_mass, least_p, keys[0])
+    count = _collect(values, block_maxima, highest, temperature, top_k, wanted_mass, least_p, keys)
     ordered = sort_keys(keys, count)
     count = top_k if 0 < top_k < count else count
     cumulative = np.empty(count, np.float64)
@@ -57,13 +58,26 @@ def sample_token(
     if top_p < 1.0:
         if top_k > 0:
             wanted_mass = top_p * mass
-        count = min(count, int(np.searchsorted(cumulative, wanted_mass)) + 1)
+        count = min(count, _place_in(cumulative, count, wanted_mass, _BEFORE_EQUALS) + 1)
     while count > 1 and np.float64(exp((values[id_of(ordered[count - 1])] - highest) * inverse)) < min_p:
         count -= 1
     mass = cumulative[count - 1]
     # rounding can carry the product up to the mass: then the last token that has any weight
-    last = np.searchsorted(cumulative[:count], mass)
-    return id_of(ordered[min(np.searchsorted(cumulative[:count], uniform * mass, side="right"), last)])
+    last = _place_in(cumulative, count, mass, _BEFORE_EQUALS)
+    return id_of(ordered[min(_place_in(cumulative, count, uniform * mass, _BEHIND_EQUALS), last)])
+
+
+@kernel
+def _place_in(rising: npt.NDArray[np.float64], count: int, wanted: float, is_behind: Any) -> int:
+    """Where `wanted` belongs among the first `count`: before those that equal it, or behind them."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if rising[middle] < wanted or (is_behind and rising[middle] == wanted):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @kernel
@@ -100,22 +114,21 @@ def _collect(
     min_p: float,
     keys: Keys,
 ) -> int:
-    """Writes the keys of at least the tokens that can be sampled, and as few others as is easily seen."""
+    """Writes the keys of at least the tokens that can be sampled, and as few others as is easily seen, to `keys[0]`."""
     if 0 < top_k <= block_maxima.shape[0]:
-        sorted_maxima = np.sort(block_maxima)
-        return collect_above(values, block_maxima, np.float64(sorted_maxima[-top_k]), keys)
+        return collect_above(values, block_maxima, _nth_highest(block_maxima, top_k, keys), keys[0])
     inverse = np.float32(1.0 / temperature)
     least_z = min(_LEAST_Z, 1e-3 - np.log(min_p)) if min_p > 0.0 else _LEAST_Z
     margin = min(_FIRST_MARGIN, least_z)
     while True:
         threshold = np.float64(highest) - margin * 1.0001 * temperature
-        count = collect_above(values, block_maxima, threshold, keys)
+        count = collect_above(values, block_maxima, threshold, keys[0])
         if margin >= least_z or count == values.shape[0] or 0 < top_k <= count:
             return count
         mass = 0.0
         if wanted_mass < np.inf:
             for place in range(count):
-                mass += np.float64(exp((values[id_of(keys[place])] - highest) * inverse))
+                mass += np.float64(exp((values[id_of(keys[0, place])] - highest) * inverse))
         if mass >= wanted_mass:
             return count
         margin = min(2.0 * margin, least_z)
@@ -132,12 +145,27 @@ def collect_above(values: Floats, block_maxima: Floats, threshold: float, keys: 
         start = block * BLOCK
         for index in range(start, min(start + BLOCK, values.shape[0])):
             if values[index] >= threshold:
-                # the bits of a float as an integer that rises with it; +0 and -0 are equal
-                pattern = np.int64(bits[index])
-                rank = pattern if pattern >= 0 else np.int64(-0x80000000) - pattern
-                keys[count] = np.uint64(np.int64(0x7FFFFFFF) - rank) << _ID_BITS | np.uint64(index)
+                keys[count] = _key_of(bits[index], index)
                 count += 1
     return count
+
+
+@kernel
+def _nth_highest(values: Floats, number: int, keys: Keys) -> float:
+    """The first for `number` 1. `keys` [2, at least as many] is scratch."""
+    bits = values.view(np.int32)
+    for index in range(values.shape[0]):
+        keys[0, index] = _key_of(bits[index], index)
+    ordered = sort_keys(keys, values.shape[0])
+    return np.float64(values[id_of(ordered[number - 1])])
+
+
+@kernel
+def _key_of(bits: Any, index: int) -> Any:
+    # the bits of a float as an integer that rises with it; +0 and -0 are equal
+    pattern = np.int64(bits)
+    rank = pattern if pattern >= 0 else np.int64(-0x80000000) - pattern
+    return np.uint64(np.int64(0x7FFFFFFF) - rank) << _ID_BITS | np.uint64(index)
 
 
 @kernel
@@ -153,7 +181,12 @@ def sort_keys(keys: Keys, count: int) -> Keys:
     Many are sorted by three stable passes over the digits of the logit, least significant first.
     """
     if count <= _FEW:
-        keys[0, :count].sort()
+        for place in range(1, count):
+            key, hole = keys[0, place], place
+            while hole > 0 and keys[0, hole - 1] > key:
+                keys[0, hole] = keys[0, hole - 1]
+                hole -= 1
+            keys[0, hole] = key
         return keys[0, :count]
     source, target = keys[0, :count], keys[1, :count]
     ends = np.empty(1 << _RADIX_BITS, np.int64)
@@ -182,7 +215,7 @@ def most_likely(values: Floats, block_maxima: Floats, count: int) -> npt.NDArray
     keys = np.empty((2, values.shape[0]), np.uint64)
     threshold = -np.inf
     if count <= block_maxima.shape[0]:
-        threshold = np.float64(np.sort(block_maxima)[-count])
+        threshold = _nth_highest(block_maxima, count, keys)
     ordered = sort_keys(keys, collect_above(values, block_maxima, threshold, keys[0]))
     for place in range(count):
         ids[place] = id_of(ordered[place])

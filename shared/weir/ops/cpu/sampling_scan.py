@@ -1,7 +1,8 @@
 """One pass over rows of logits: is every one a number, the highest of each block, sums of exponentials.
 
 A row is read in blocks of BLOCK logits. Sums and maxima of a block are kept in LANES partial results, element i in
-lane i modulo LANES, so that the order of additions does not depend on how wide the machine's vectors are.
+lane i modulo LANES, so that the order of additions does not depend on how wide the machine's vectors are. Loops are
+written out here and in `sampling`: numba's `max`, `sum`, `sort` and `searchsorted` take it seconds to compile.
 """
 
 from typing import Any
@@ -46,7 +47,10 @@ def scan_rows(logits: Floats, block_maxima: Floats, highest: Floats, argmax: npt
                 best = maximum
                 best_block = block
         highest[row] = best
-        argmax[row] = _index_of(values, best, best_block * BLOCK) if doubts.sum() == 0 else NOT_A_NUMBER
+        doubt = np.float32(0.0)
+        for lane in range(LANES):
+            doubt += doubts[lane]
+        argmax[row] = _index_of(values, best, best_block * BLOCK) if doubt == 0 else NOT_A_NUMBER
 
 
 @kernel
@@ -63,7 +67,10 @@ def _block_maximum(values: Floats, maxima: Floats, doubts: Floats) -> Any:
         value = values[whole + lane]
         maxima[lane] = value if value > maxima[lane] else maxima[lane]
         doubts[lane] += value - value
-    return maxima.max()
+    maximum = maxima[0]
+    for lane in range(1, LANES):
+        maximum = maxima[lane] if maxima[lane] > maximum else maximum
+    return maximum
 
 
 @kernel

@@ -81,5 +81,7 @@ def simd(function: Callable[..., Any]) -> Callable[..., Any]:
 def _jit(**options: bool | str) -> Callable[[Any], Any]:
     # read when the decorator looks for a place for its files
     numba.config.CACHE_DIR = str(kernel_cache_directory())
-    jit: Callable[[Any], Any] = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False, **options)
+    jit: Callable[[Any], Any] = numba.njit(
+        nogil=True, cache=True, no_cfunc_wrapper=True, error_model="numpy", boundscheck=False, **options
+    )
     return jit
