@@ -16,8 +16,7 @@ from weir.ops.gpu.exact_linear import exact_linear, exact_linear_kernel, exact_t
 BATCH_SIZES = (1, 2, 7, 16, 33, 64)
 DTYPES = [parameter.values[0] for parameter in DOT_TOLERANCES]
 IDS = [parameter.id for parameter in DOT_TOLERANCES]
-# outputs, inputs: one of each; neither a multiple of a tile; the layers of a small model; both kinds of tile; more than
-# two tiles of rows are in `test_a_row_is_the_same_beyond_one_tile`
+# outputs, inputs: one of each; neither a multiple of a tile; one that is; several blocks of inputs; wider tiles
 SHAPES = [(1, 1), (33, 63), (96, 64), (48, 576), (8192, 64)]
 
 
@@ -51,7 +50,7 @@ def test_it_equals_the_reference(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(33, 63), (48, 576), (8192, 64)])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(33, 63), (48, 576)])
 def test_a_row_is_the_same_to_the_bit_in_every_batch_and_at_every_place(
     num_outputs: int, num_inputs: int, with_bias: bool, dtype: torch.dtype
 ) -> None:
@@ -64,6 +63,15 @@ def test_a_row_is_the_same_to_the_bit_in_every_batch_and_at_every_place(
         for place in {0, batch_size // 3, batch_size - 1}:
             together = computed(placed(row, others, place), matrix, bias)
             assert torch.equal(together[place], alone), f"place {place} of {batch_size}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+def test_so_it_is_where_the_matrix_has_many_outputs_and_wider_tiles(dtype: torch.dtype) -> None:
+    torch.manual_seed(56)
+    matrix, rows = normal(8192, 64, dtype=dtype), normal(33, 64, dtype=dtype)
+    together = computed(rows, matrix, None)
+    for place in (0, 7, 32):
+        assert torch.equal(computed(rows[place : place + 1].clone(), matrix, None)[0], together[place])
 
 
 def test_a_row_is_the_same_at_every_place_of_a_tile_and_beyond_it() -> None:
