@@ -51,7 +51,8 @@ def test_every_process_of_a_stack_is_told_whether_it_is_to_be_exact(exact: bool)
 def test_exact_is_one_setting_for_flags_files_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "weir.toml"
     file.write_text('device = "interpreter"\nexact = true\n')
-    for kind in (ServiceConfig, StackConfig):
+    kinds: tuple[type[ServiceConfig] | type[StackConfig], ...] = (ServiceConfig, StackConfig)
+    for kind in kinds:
         assert read_config(kind, [], environ={"WEIR_EXACT": "true"}).exact
         assert read_config(kind, ["--exact"], environ={"WEIR_EXACT": "false"}).exact
         assert read_config(kind, [], environ={}, toml_path=file).exact
