@@ -58,6 +58,7 @@ LINEAR_LAYERS = {
     "wide": (28672, 4096, False),
     "head": (49152, 576, True),
     "uneven": (896, 100, False),
+    "uneven-wide": (8192, 100, False),
 }
 
 

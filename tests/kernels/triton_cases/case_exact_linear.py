@@ -77,7 +77,7 @@ def test_so_it_is_where_the_matrix_has_many_outputs_and_wider_tiles(dtype: torch
 def test_a_row_is_the_same_at_every_place_of_a_tile_and_beyond_it() -> None:
     torch.manual_seed(52)
     row, matrix = normal(576), normal(33, 576)
-    num_rows = 3 * exact_tiles(33, torch.float32).block_rows + 1
+    num_rows = 3 * exact_tiles(33, 576, torch.float32).block_rows + 1
     together = computed(row.repeat(num_rows, 1), matrix, None)
     assert torch.equal(together, computed(row[None], matrix, None).repeat(num_rows, 1))
 

@@ -75,11 +75,12 @@ class ExactTiles:
     num_stages: int
 
 
-def exact_tiles(num_outputs: int, dtype: torch.dtype) -> ExactTiles:
-    """Of a matrix [num_outputs, inputs]."""
+def exact_tiles(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> ExactTiles:
+    """Of a matrix [num_outputs, num_inputs]."""
     if dtype == torch.float32:
         return ExactTiles(32, 32, 32, num_warps=4, num_stages=3)
-    if num_outputs >= _WIDE_OUTPUTS:
+    # masks of inputs take registers, more than a wide tile leaves
+    if num_outputs >= _WIDE_OUTPUTS and num_inputs % 64 == 0:
         return ExactTiles(64, 128, 64, num_warps=8, num_stages=3)
     return ExactTiles(64, 32, 64, num_warps=4, num_stages=6)
 
@@ -107,7 +108,7 @@ def exact_linear(rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | 
         check_aligned(name, tensor)
     if num_rows == 0:
         return
-    tiles = exact_tiles(num_outputs, rows.dtype)
+    tiles = exact_tiles(num_outputs, num_inputs, rows.dtype)
     exact_linear_kernel[triton.cdiv(num_rows, tiles.block_rows), triton.cdiv(num_outputs, tiles.block_outputs)](
         rows,
         matrix,
@@ -127,4 +128,6 @@ def exact_linear(rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | 
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         enable_fp_fusion=False,
+        # fp32 from bf16: the assembler for sm_100 aims at four programs a multiprocessor, and spills for it
+        **({"maxnreg": 128} if out.dtype != rows.dtype and tiles.num_warps == 8 else {}),
     )
