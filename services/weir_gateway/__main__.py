@@ -24,7 +24,14 @@ async def build(context: ServiceContext[GatewayConfig], guard: PortGuard, bodies
     digest_precision = config.precision if config.prefix_hints else None
     loaders = GatewayLoaders(
         partial(NatsBus.connect, config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S),
-        partial(load_served_model, config.model_reference, config.max_context_tokens, digest_precision, config.device),
+        partial(
+            load_served_model,
+            config.model_reference,
+            config.max_context_tokens,
+            digest_precision,
+            config.device,
+            is_exact=config.exact,
+        ),
         partial(load_lengths, config),
     )
     process = GatewayProcess(context.process_id, context.tracer, bodies, context.request_shutdown)

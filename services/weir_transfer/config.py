@@ -113,5 +113,5 @@ def with_model_shape(config: TransferConfig) -> TransferConfig:
         config,
         page_bytes=page_geometry(model, choose_arithmetic(config.precision, model, config.device)).page_bytes,
         max_context_tokens=model.context_within(config.max_context_tokens),
-        model_digest=model_digest(source, config.precision, config.device),
+        model_digest=model_digest(source, config.precision, config.device, exact=config.exact),
     )

@@ -29,6 +29,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from weir.ops.gpu.adjust_logits import AdjustIndex, adjust_logits
+from weir.ops.gpu.exact_linear import exact_linear
 from weir.ops.gpu.paged_decode import decode_scratch, decode_tiles, decode_work, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
@@ -50,6 +51,14 @@ MODELS = {
 
 FP32_MODELS = ("smollm2-135m", "llama-3.1-8b", "head-dim-80")
 """Prefill of head_dim 256 in fp32 is left out: it compiles for half a minute, and spills 7 KiB a thread."""
+
+# outputs, inputs, of the rows' type or fp32
+LINEAR_LAYERS = {
+    "narrow": (4096, 4096, False),
+    "wide": (28672, 4096, False),
+    "head": (49152, 576, True),
+    "uneven": (896, 100, False),
+}
 
 
 def pages_of(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -96,6 +105,15 @@ def launch_norm(hidden: int, dtype: torch.dtype, _arch: int) -> None:
     rms_norm(rows, weight, 1e-5, rows, torch.empty_like(rows))
 
 
+def launch_linear(layer: str, dtype: torch.dtype, _arch: int) -> None:
+    num_outputs, num_inputs, is_wider = LINEAR_LAYERS[layer]
+    rows, matrix = torch.empty(4, num_inputs, dtype=dtype), torch.empty(num_outputs, num_inputs, dtype=dtype)
+    out = torch.empty(4, num_outputs, dtype=torch.float32 if is_wider else dtype)
+    exact_linear(rows, matrix, None, out)
+    if not is_wider:
+        exact_linear(rows, matrix, torch.empty(num_outputs, dtype=dtype), out)
+
+
 def launch_silu(width: int, dtype: torch.dtype, _arch: int) -> None:
     silu_mul(torch.empty(4, 2 * width, dtype=dtype), torch.empty(4, width, dtype=dtype))
 
@@ -130,6 +148,9 @@ def all_launches() -> dict[str, Callable[[int], None]]:
             launches[f"{op.__name__.removeprefix('launch_')}-{model}-fp32"] = functools.partial(
                 op, model, torch.float32
             )
+    for layer in LINEAR_LAYERS:
+        launches[f"linear-{layer}-bf16"] = functools.partial(launch_linear, layer, torch.bfloat16)
+        launches[f"linear-{layer}-fp32"] = functools.partial(launch_linear, layer, torch.float32)
     for hidden in (576, 4096):
         launches[f"norm-{hidden}"] = functools.partial(launch_norm, hidden, torch.bfloat16)
     launches["silu-14336"] = functools.partial(launch_silu, 14336, torch.bfloat16)

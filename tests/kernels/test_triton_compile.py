@@ -25,6 +25,7 @@ KERNELS = {
     "sample_filtered_kernel",
     "token_logprobs_kernel",
     "block_weights_kernel",
+    "exact_linear_kernel",
     "sample_token_kernel",
     "paged_decode_kernel",
     "paged_prefill_kernel",
@@ -122,6 +123,18 @@ def test_the_oldest_triton_compiles_every_kernel_within_the_same_limits(
 def test_shared_memory_fits(compiled: Compiled, arch: int) -> None:
     block_kib, _ = SHARED_KIB[arch]
     assert [params for params in compiled[arch] if params["shared_bytes"] > block_kib * 1024] == []
+
+
+@pytest.mark.parametrize("arch", SHARED_KIB)
+def test_exact_products_fit_where_a_block_has_99_kib_and_two_of_them_where_a_multiprocessor_has_more(
+    compiled: Compiled, arch: int
+) -> None:
+    products = [params for params in compiled[arch] if params["kernel"] == "exact_linear_kernel"]
+    assert {params["variant"].rpartition("-")[2] for params in products} == {"bf16", "fp32"}
+    assert [params for params in products if params["shared_bytes"] > 99 * 1024] == []
+    assert [params for params in products if blocks_a_multiprocessor(params) < 2] == []
+    bf16 = [params for params in products if params["variant"].endswith("-bf16")]
+    assert {params["stack_bytes"] for params in bf16} == {0}
 
 
 @pytest.mark.parametrize("arch", SHARED_KIB)

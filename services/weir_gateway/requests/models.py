@@ -86,9 +86,11 @@ def load_served_model(
     max_context_tokens: int = 0,
     digest_precision: Precision | None = None,
     digest_device: Device = "cpu",
+    *,
+    is_exact: bool = False,
 ) -> ServedModel:
     """Reads headers, tokenizer and chat template from the model's files; and all of its weights, once, for the digest
-    in the workers' precision on their device (None: no digest). Blocks.
+    in the workers' precision on their device, exact or not (None: no digest). Blocks.
 
     Raises:
         ModelError: no such model, files that cannot be served, or `max_context_tokens` above the model's (0: its own).
@@ -102,5 +104,7 @@ def load_served_model(
         eos_token_ids=config.eos_token_ids,
         tokenizer=load_tokenizer(source),
         chat_template=load_chat_template(source),
-        digest=model_digest(source, digest_precision, digest_device) if digest_precision is not None else "",
+        digest=""
+        if digest_precision is None
+        else model_digest(source, digest_precision, digest_device, exact=is_exact),
     )

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.ops import reference
+from weir.ops.gpu import exact_linear as linear
 from weir.ops.gpu import paged_decode as decode
 from weir.ops.gpu import paged_prefill as prefill
 from weir.ops.gpu import rms_norm, sampling, silu_mul
@@ -184,6 +185,23 @@ def norm_case(num_rows: int, hidden: int, device: torch.device) -> KernelCase:
         return relative_error(out, expected)
 
     return KernelCase("rms_norm + residual", f"{num_rows} x {hidden}", 4 * rows.nbytes + weight.nbytes, 0, run, error)
+
+
+def linear_case(
+    num_rows: int, num_outputs: int, num_inputs: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> KernelCase:
+    rows = torch.randn(num_rows, num_inputs, device=device, dtype=dtype)
+    matrix = torch.randn(num_outputs, num_inputs, device=device, dtype=dtype)
+    out = torch.empty(num_rows, num_outputs, device=device, dtype=dtype)
+    run = partial(linear.exact_linear, rows, matrix, None, out)
+
+    def error() -> float:
+        run()
+        return relative_error(out, reference.linear(rows, matrix))
+
+    num_bytes = rows.nbytes + matrix.nbytes + out.nbytes
+    shape = f"{num_rows} x {num_outputs} x {num_inputs}"
+    return KernelCase("exact_linear", shape, num_bytes, 2 * num_rows * matrix.numel(), run, error)
 
 
 def silu_case(num_rows: int, width: int, device: torch.device) -> KernelCase:

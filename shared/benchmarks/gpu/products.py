@@ -1,4 +1,4 @@
-"""The library's matrix products of a decode step, each beside what reading its weights takes."""
+"""Matrix products of a decode step: the library's beside what reading its weights takes, exact ones beside those."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,6 +8,7 @@ import torch
 from benchmarks.gpu.output import Record
 from benchmarks.gpu.timer import Ceilings, Timer
 from weir.model.architecture import ModelConfig
+from weir.ops.gpu.exact_linear import exact_linear
 
 _BF16_BYTES = 2
 
@@ -30,9 +31,7 @@ def time_products(
     """One record a matrix, and their sum over a step's layers."""
     step_us = floor_us = 0.0
     for name, (num_out, num_in) in product_shapes(config).items():
-        rows = torch.randn(num_rows, num_in, device=device, dtype=torch.bfloat16)
-        matrix = torch.randn(num_out, num_in, device=device, dtype=torch.bfloat16)
-        out = torch.empty(num_rows, num_out, device=device, dtype=torch.bfloat16)
+        rows, matrix, out = _operands(num_rows, num_out, num_in, device)
         timing = timer.time(partial(torch.mm, rows, matrix.t(), out=out))
         num_bytes = _BF16_BYTES * (matrix.numel() + rows.numel() + out.numel())
         own_floor_us = ceilings.floor_us(num_bytes, 2 * num_rows * matrix.numel())
@@ -46,3 +45,35 @@ def time_products(
             "times_floor": timing.median_us / own_floor_us,
         }
     yield {"rows": num_rows, "products_of_a_step_ms": step_us / 1e3, "times_floor": step_us / floor_us}
+
+
+def time_exact_products(config: ModelConfig, num_rows: int, timer: Timer, device: torch.device) -> Iterator[Record]:
+    """What `--exact` costs: one record a matrix, and their sum over a step's layers."""
+    library_step_us = exact_step_us = 0.0
+    for name, (num_out, num_in) in product_shapes(config).items():
+        rows, matrix, out = _operands(num_rows, num_out, num_in, device)
+        library_us = timer.time(partial(torch.mm, rows, matrix.t(), out=out)).median_us
+        exact_us = timer.time(partial(exact_linear, rows, matrix, None, out)).median_us
+        count = 1 if name == "head" else config.num_layers
+        library_step_us, exact_step_us = library_step_us + count * library_us, exact_step_us + count * exact_us
+        yield {
+            "product": f"{name} {num_out} x {num_in}",
+            "rows": num_rows,
+            "library_us": library_us,
+            "exact_us": exact_us,
+            "exact_over_library": exact_us / library_us,
+        }
+    yield {
+        "rows": num_rows,
+        "exact_products_of_a_step_ms": exact_step_us / 1e3,
+        "exact_over_library": exact_step_us / library_step_us,
+    }
+
+
+def _operands(
+    num_rows: int, num_out: int, num_in: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows, matrix, and room for their product."""
+    rows = torch.randn(num_rows, num_in, device=device, dtype=torch.bfloat16)
+    matrix = torch.randn(num_out, num_in, device=device, dtype=torch.bfloat16)
+    return rows, matrix, torch.empty(num_rows, num_out, device=device, dtype=torch.bfloat16)

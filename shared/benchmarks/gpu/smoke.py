@@ -28,6 +28,7 @@ def makers_of(device: torch.device, compute_capability: int) -> Mapping[str, Cal
     return {
         "paged_decode": partial(cases.decode_case, _SHAPE, _LENGTHS, device),
         "paged_prefill": partial(cases.prefill_case, _SHAPE, _CHUNK, lengths, device, compute_capability),
+        "exact_linear": partial(cases.linear_case, 37, 1024, 1024, device),
         "rms_norm": partial(cases.norm_case, 5, 4096, device),
         "silu_mul": partial(cases.silu_case, 5, 4096, device),
         "rotary_kv_write": partial(cases.rotary_case, _SHAPE, 37, device),

@@ -19,7 +19,7 @@ import torch
 from benchmarks.gpu.case_loop import CaseLoop, CaseSkipped, Selection, add_options
 from benchmarks.gpu.model import CudaKind
 from benchmarks.gpu.output import PROFILE, Record, append
-from benchmarks.gpu.products import time_products
+from benchmarks.gpu.products import time_exact_products, time_products
 from benchmarks.gpu.timer import Ceilings, CudaTimer, measure_ceilings
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, StepPlan
@@ -225,6 +225,9 @@ class _Steps:
         for num_rows in _DECODE_ROWS:
             time_all = partial(time_products, self._config, num_rows, timer, self._ceilings, device)
             self._loop.run(f"products of {num_rows} rows", time_all)
+        for num_rows in _DECODE_ROWS:
+            time_exact = partial(time_exact_products, self._config, num_rows, timer, device)
+            self._loop.run(f"exact products of {num_rows} rows", time_exact)
 
     def _decode(self, model: _Model, num_rows: int) -> Iterator[Record]:
         made = model.get()

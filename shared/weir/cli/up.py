@@ -26,7 +26,7 @@ from weir.model.device_check import check_device
 from weir.model.errors import ModelError
 from weir.model.files.catalog import CATALOG
 from weir.model.files.source import resolve_model
-from weir.runtime.config import ConfigError, ServiceConfig, default_runtime_dir, resolve_config
+from weir.runtime.config import ConfigError, ServiceConfig, default_runtime_dir, flag_words, resolve_config
 from weir.runtime.stack.instances import choose_instance, end_instance, run_stack
 from weir.runtime.stack.leftovers import Removed
 from weir.runtime.stack.plan import StackConfig
@@ -57,6 +57,7 @@ def up(
     model_shape: Annotated[str | None, _option("model_shape")] = None,
     device: Annotated[str | None, _option("device")] = None,
     precision: Annotated[str | None, _option("precision")] = None,
+    exact: Annotated[bool | None, _option("exact")] = None,
     host: Annotated[str | None, _option("host")] = None,
     http_port: Annotated[int | None, _option("http_port")] = None,
     grpc_port: Annotated[int | None, _option("grpc_port")] = None,
@@ -86,6 +87,7 @@ def up(
     weir up --limits-file limits.toml --policy ltr
     weir up --load dummy --model-shape llama-3.2-1b
     weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 16GiB
+    weir up --device cuda --exact
     weir up --detach && weir status
     """
     given = {name: value for name, value in locals().items() if name in _stack_fields() and value is not None}
@@ -96,6 +98,7 @@ def up(
     _need_nats(stack.nats)
     _need_device(stack)
     _need_model(stack.model_reference)
+    _need_exact(stack)
     try:
         if detach:
             raise typer.Exit(_start_detached(stack, environ))
@@ -200,6 +203,21 @@ def _need_model(name: str) -> None:
         fail(str(error))
 
 
+def _need_exact(stack: StackConfig) -> None:
+    """Refuses a model that runs in fp32 on this CPU; says where the setting changes nothing."""
+    if not stack.exact or stack.device != "cpu":
+        return
+    from weir.model.files.config import load_model_config
+    from weir.model.precision import choose_arithmetic
+
+    try:
+        model = load_model_config(resolve_model(stack.model_reference))
+        arithmetic = choose_arithmetic(stack.precision, model, stack.device, exact=stack.exact)
+    except ModelError as error:
+        fail(str(error))
+    stderr.print(f"exact: {arithmetic} on a CPU is, with or without --exact", markup=False)
+
+
 def _is_pulled(name: str) -> bool:
     try:
         resolve_model(name)
@@ -262,7 +280,7 @@ def _follow(stack: StackConfig, supervisor: "subprocess.Popen[bytes]") -> StackS
 def detached_command(stack: StackConfig) -> list[str]:
     """All settings but the NATS server, whose URL may hold a password: command lines are everybody's to read."""
     values = {entry.name: getattr(stack, entry.name) for entry in fields(stack) if entry.name != "nats"}
-    flags = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [word for name, value in values.items() for word in flag_words(name, value)]
     return [sys.executable, "-m", "weir.cli.main", "up", *flags]
 
 

@@ -13,6 +13,9 @@ The arithmetic follows from the device and from what was asked for; the first on
     cuda          bf16, fp32                                    Triton kernels on GPU 0
     interpreter   fp32                                          the same Triton kernels, interpreted on the CPU: a test
                                                                 of the GPU path for machines without one, and slow
+
+int8 gives a row the same bits in every batch; PyTorch's fp32 does not. Triton kernels do with `exact`, when the matrix
+products are kernels too and not the library's.
 """
 
 from collections.abc import Mapping
@@ -28,6 +31,10 @@ PRECISION_HELP = (
     "Arithmetic of the model. CPU: int8 (compiled kernels, same tokens in every batch) or fp32 (PyTorch); "
     "CUDA: bf16 or fp32; auto: the device's first."
 )
+EXACT_HELP = (
+    "Rows do not depend on their batch, to the bit: on a GPU by matrix products that are slower than cuBLAS; "
+    "int8 on a CPU is so with or without; fp32 there is refused."
+)
 
 ARITHMETIC_OF_DEVICE: Mapping[Device, tuple[Arithmetic, ...]] = {
     "cpu": ("int8", "fp32"),
@@ -41,3 +48,12 @@ def check_precision(precision: Precision, device: Device) -> None:
     known = ARITHMETIC_OF_DEVICE[device]
     if precision != "auto" and precision not in known:
         raise ValueError(f"precision {precision}: device {device} computes in {' or '.join(known)}; auto is {known[0]}")
+
+
+def check_exact(exact: bool, precision: Precision, device: Device) -> None:
+    """Raises ValueError where no model's rows are independent of their batch."""
+    if exact and device == "cpu" and precision == "fp32":
+        raise ValueError(
+            "exact: precision fp32 on device cpu is computed by PyTorch, whose products depend on the batch; "
+            "use precision int8, which is exact in any case, or leave exact out"
+        )

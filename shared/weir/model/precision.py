@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from weir.core.device import ARITHMETIC_OF_DEVICE, Arithmetic, Device, Precision, check_precision
+from weir.core.device import ARITHMETIC_OF_DEVICE, Arithmetic, Device, Precision, check_exact, check_precision
 from weir.kv.geometry import PageGeometry
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
@@ -17,14 +17,17 @@ _BYTES: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 4, "bf16": 2}
 """Of a number in a page. int8 is about matrices: keys and values are bfloat16."""
 
 
-def choose_arithmetic(precision: Precision, config: ModelConfig, device: Device = "cpu") -> Arithmetic:
+def choose_arithmetic(
+    precision: Precision, config: ModelConfig, device: Device = "cpu", *, exact: bool = False
+) -> Arithmetic:
     """`auto` is the device's first one; on a CPU, int8 where the model's shapes fit its kernels.
 
     Raises:
-        ModelError: the device does not compute this model, or not in this precision.
+        ModelError: the device does not compute this model, or not in this precision, or not `exact` as was asked for.
     """
     try:
         check_precision(precision, device)
+        check_exact(exact, precision, device)
     except ValueError as error:
         raise ModelError(str(error)) from None
     if device != "cpu":
@@ -37,6 +40,11 @@ def choose_arithmetic(precision: Precision, config: ModelConfig, device: Device 
     obstacle = int8_obstacle(config)
     if obstacle and precision == "int8":
         raise ModelError(f"precision int8: {obstacle}; use --precision fp32 for this model")
+    if obstacle and exact:
+        raise ModelError(
+            f"exact: {obstacle}, so that device cpu computes this model in fp32 by PyTorch, whose products depend on "
+            "the batch; leave exact out for this model"
+        )
     return "fp32" if obstacle else "int8"
 
 

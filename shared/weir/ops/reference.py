@@ -130,6 +130,15 @@ def rms_norm(
     return (normed * weight.float()).to(rows.dtype)
 
 
+def linear(rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`rows` [rows, inputs] times `matrix` [outputs, inputs], and `bias` [outputs] added: fp32 [rows, outputs].
+
+    In fp64, rounded once.
+    """
+    sums = rows.double() @ matrix.double().t()
+    return (sums if bias is None else sums + bias.double()).float()
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[rows, 2 * width], gate then up, to silu(gate) * up [rows, width], in fp32, rounded once."""
     gate, up = gate_up.float().chunk(2, dim=-1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from weir.core.credentials import masked_url
-from weir.core.device import DEVICE_HELP, PRECISION_HELP, check_precision
+from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, check_exact, check_precision
 from weir.core.errors import WeirError
 from weir.core.fields import ByteSize, check_range, choices_of, describe_type, format_size, parse_text, parse_toml
 from weir.model.files.source import DUMMY_PREFIX
@@ -75,6 +75,7 @@ class ServiceConfig:
     model_shape: str = setting("", MODEL_SHAPE_HELP)
     device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
     precision: Literal["auto", "int8", "fp32", "bf16"] = setting("auto", PRECISION_HELP)
+    exact: bool = setting(False, EXACT_HELP)
     grace_s: float = setting(10.0, "Seconds that running work has to end after SIGTERM.")
     runtime_dir: Path = field(
         default_factory=default_runtime_dir,
@@ -90,6 +91,7 @@ class ServiceConfig:
         _check_advertised(self.advertise_host)
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
+        check_exact(self.exact, self.precision, self.device)
         check_url("nats_url", self.nats_url, NATS_SCHEMES)
         if self.otlp_endpoint:
             check_url("otlp_endpoint", self.otlp_endpoint, OTLP_SCHEMES)
@@ -108,6 +110,14 @@ class ServiceConfig:
     def instance_dir(self) -> Path:
         """Folder of this instance's sockets, logs and state."""
         return self.runtime_dir / self.instance
+
+
+def flag_words(name: str, value: object) -> tuple[str, ...]:
+    """How a field of a config is given on a command line; of a bool by its flag alone."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return (f"--{flag}" if value else f"--no-{flag}",)
+    return (f"--{flag}", str(value))
 
 
 def check_instance(instance: str) -> None:

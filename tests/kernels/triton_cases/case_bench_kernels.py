@@ -12,13 +12,16 @@ from tests.kernels.triton_cases.support import COMPUTE_CAPABILITY, DEVICE
 from benchmarks.gpu import cases
 from benchmarks.gpu.cases import AttentionShape, KernelCase
 from benchmarks.gpu.kernels import KernelReport, as_json, as_lines, measure
+from benchmarks.gpu.products import time_exact_products
 from benchmarks.gpu.timer import Ceilings, Timing
+from weir.model.files.dummy import shape_named
 
 SHAPE = AttentionShape("tiny", 4, 2, 64)
 CEILINGS = Ceilings(copy_bytes_a_second=1e12, matmul_flops_a_second=1e14)
 MAKERS = [
     pytest.param(partial(cases.decode_case, SHAPE, [64, 64], DEVICE, torch.float16, with_rivals=True), id="decode"),
     pytest.param(partial(cases.decode_case, SHAPE, [5, 40], DEVICE, torch.float16), id="ragged-decode"),
+    pytest.param(partial(cases.linear_case, 3, 70, 96, DEVICE, torch.float16), id="exact-linear"),
     pytest.param(partial(cases.norm_case, 3, 64, DEVICE), id="norm"),
     pytest.param(partial(cases.silu_case, 3, 64, DEVICE), id="silu"),
     pytest.param(partial(cases.rotary_case, SHAPE, 5, DEVICE), id="rotary"),
@@ -105,3 +108,28 @@ def test_the_table_and_the_json_hold_the_shares_of_the_floor() -> None:
 def test_the_floor_is_what_takes_longer() -> None:
     assert CEILINGS.floor_us(num_bytes=10**6, num_flops=0) == pytest.approx(1.0)
     assert CEILINGS.floor_us(num_bytes=10**6, num_flops=10**9) == pytest.approx(10.0)
+
+
+class SlowerEverySecondTime:
+    """100 us, then 150 us."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+
+    def time(self, call: Callable[[], object]) -> Timing:
+        call()
+        self._num_calls += 1
+        median_us = 150.0 if self._num_calls % 2 == 0 else 100.0
+        return Timing(median_us, median_us, median_us)
+
+
+# the interpreter multiplies the bits of bf16 numbers as if they were whole ones
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_what_exact_products_cost_is_recorded_for_each_and_for_a_step() -> None:
+    config = shape_named("tiny")
+    *products, whole = time_exact_products(config, 3, SlowerEverySecondTime(), DEVICE)
+    assert [record["rows"] for record in products] == [3] * 5
+    assert [record["exact_over_library"] for record in products] == [1.5] * 5
+    assert whole["exact_over_library"] == pytest.approx(1.5)
+    assert whole["exact_products_of_a_step_ms"] == pytest.approx((4 * config.num_layers + 1) * 0.15)

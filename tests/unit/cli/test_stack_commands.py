@@ -87,6 +87,9 @@ def orphan(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
         (("--http-port", "70000"), {}, "http_port 70000: must be in [1, 65535] (from --http-port)"),
         (("--http-port", "50051"), {}, "http_port 50051: is also the grpc_port; they must differ (from --http-port)"),
         (("--precision", "fp7"), {}, "--precision 'fp7': must be one of auto, int8, fp32"),
+        (("--exact", "--precision", "fp32"), {}, "exact: precision fp32 on device cpu is computed by PyTorch"),
+        (("--precision", "fp32"), {"WEIR_EXACT": "yes"}, "exact: precision fp32 on device cpu"),
+        ((), {"WEIR_EXACT": "perhaps"}, "WEIR_EXACT='perhaps': must be true or false"),
         (("--nats", "here:4222"), {}, "nats 'here:4222': must start with nats:// or tls:// (from --nats)"),
         (("--otlp-endpoint", "x:1"), {}, "otlp_endpoint 'x:1': must start with http:// or https:// (from --otlp"),
         (("--policy", "nope"), {}, "--policy: policy 'nope': must be one of fcfs, "),
@@ -140,6 +143,13 @@ def test_up_names_a_runtime_folder_that_cannot_be_made(flags: tuple[str, ...], t
     shown = weir(file / "run", "up", "--model", str(model), *flags)
     assert shown.returncode == 1
     assert shown.stderr.startswith(f"error: {file}/run cannot be made (Not a directory); set WEIR_RUNTIME_DIR")
+
+
+def test_up_says_where_exact_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    shown = weir(file / "run", "up", "--exact", "--load", "dummy", "--model-shape", "tiny")
+    assert shown.stderr.startswith("exact: int8 on a CPU is, with or without --exact\nerror: ")
 
 
 def test_up_names_which_port_is_busy_before_anything_starts(tmp_path: Path) -> None:

@@ -45,6 +45,29 @@ def test_a_digest_names_what_is_used_and_not_what_was_asked_for(tiny: TinyLlama)
     assert model_digest(tiny.source, "auto") != model_digest(tiny.source, "fp32")
 
 
+def test_exact_is_int8_on_a_cpu_and_anything_on_a_device(tiny: TinyLlama) -> None:
+    config = load_model_config(tiny.source)
+    assert [choose_arithmetic(asked, config, exact=True) for asked in ("auto", "int8")] == ["int8", "int8"]
+    on_gpu = [choose_arithmetic(asked, config, "cuda", exact=True) for asked in ("auto", "bf16", "fp32")]
+    assert on_gpu == ["bf16", "bf16", "fp32"]
+    assert choose_arithmetic("auto", config, "interpreter", exact=True) == "fp32"
+
+
+def test_exact_fp32_on_a_cpu_is_refused_whether_asked_for_or_all_that_there_is(tiny: TinyLlama) -> None:
+    config = load_model_config(tiny.source)
+    with pytest.raises(ModelError, match=r"exact: precision fp32 on device cpu .* use precision int8, which is exact"):
+        choose_arithmetic("fp32", config, exact=True)
+    with pytest.raises(ModelError, match=r"exact: hidden_size is 72, .* leave exact out for this model"):
+        choose_arithmetic("auto", replace(config, hidden_size=72), exact=True)
+
+
+def test_exact_pages_are_others_on_a_device_and_the_same_on_a_cpu(tiny: TinyLlama) -> None:
+    plain, exact = (model_digest(tiny.source, "auto", "cuda", exact=exact) for exact in (False, True))
+    assert plain != exact
+    plain, exact = (model_digest(tiny.source, "auto", exact=exact) for exact in (False, True))
+    assert plain == exact
+
+
 def test_a_device_has_arithmetics_of_its_own(tiny: TinyLlama) -> None:
     config = load_model_config(tiny.source)
     assert [choose_arithmetic(asked, config, "cuda") for asked in ("auto", "bf16", "fp32")] == ["bf16", "bf16", "fp32"]

@@ -17,6 +17,15 @@ def test_page_size_context_and_digest_are_the_models() -> None:
     assert len(complete.model_digest) == 32
 
 
+def test_pages_that_are_computed_exactly_have_a_digest_of_their_own() -> None:
+    plain, exact = (
+        with_model_shape(TransferConfig(load="dummy", model_shape="tiny", device="interpreter", exact=exact))
+        for exact in (False, True)
+    )
+    assert plain.model_digest != exact.model_digest
+    assert plain.page_bytes == exact.page_bytes
+
+
 def test_a_shorter_context_makes_shorter_sequences() -> None:
     config = TransferConfig(load="dummy", model_shape="tiny", max_context_tokens=160)
     complete = with_model_shape(config)

@@ -15,19 +15,24 @@ from weir.model.precision import choose_arithmetic
 _CHUNK_BYTES = 1 << 22
 _VERSIONS: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 1, "bf16": 1}
 """To be raised when results, or files of packed weights, change their bits."""
+_EXACT_VERSION = 1
+"""To be raised when `exact_linear` changes its bits: another tile does."""
 
 
-def model_digest(source: ModelSource, precision: Precision, device: Device = "cpu") -> str:
+def model_digest(source: ModelSource, precision: Precision, device: Device = "cpu", *, exact: bool = False) -> str:
     """32 hex digits over every byte of the weights, the configuration, the device's arithmetic and page layout.
 
     Equal on every machine that has the same files, wherever they lie. XXH3 runs at memory speed, so for the built-in
-    model this takes some 20 ms once the file is cached. Raises ModelError for a precision that it cannot have there.
+    model this takes some 20 ms once the file is cached. Pages that a device computed exactly are no others'.
+
+    Raises ModelError for a precision that it cannot have there, and for `exact` where it is not.
     """
     config = load_model_config(source)
-    arithmetic = choose_arithmetic(precision, config, device)
+    arithmetic = choose_arithmetic(precision, config, device, exact=exact)
     computed_in, page_layout = f"{arithmetic} {_VERSIONS[arithmetic]}", PAGE_LAYOUT
     if device != "cpu":
         computed_in, page_layout = f"{device} {computed_in}", TOKEN_MAJOR_PAGE_LAYOUT
+        computed_in += f" exact {_EXACT_VERSION}" if exact else ""
     digest = xxhash.xxh3_128()
     # a dummy has no bytes: its kind and its configuration are all that there is to it
     digest.update(repr((source.kind, config, computed_in, PAGE_TOKENS, page_layout)).encode())

@@ -1,4 +1,4 @@
-"""The forward pass on a GPU: library products, and Triton kernels for everything between them.
+"""The forward pass on a GPU: products by the library or `exact_linear`, Triton kernels for everything between them.
 
 All memory is made once. A step of the same shape launches the same kernels on the same addresses.
 """
@@ -11,6 +11,7 @@ from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig, rotary_frequencies
 from weir.model.torch.weights import LayerWeights, Weights
 from weir.model.triton.batch import DeviceBatch, PrefillIndex, TritonLimits
+from weir.ops.gpu.exact_linear import exact_linear
 from weir.ops.gpu.paged_decode import DecodeTiles, WorkSize, decode_scratch, decode_tiles, most_splits, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
@@ -55,19 +56,29 @@ def _rotary_tables(config: ModelConfig, device: torch.device) -> tuple[torch.Ten
     return angles.cos().to(device), angles.sin().to(device)
 
 
-def _linear(rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """`rows` [rows, in] times `matrix` [out, in]."""
-    if bias is None:
+def _library_linear(rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """As `exact_linear`, but for its promise; what goes to a wider `out` is rounded to the rows' type before."""
+    if bias is not None:
+        torch.addmm(bias, rows, matrix.t(), out=out)
+    elif out.dtype == rows.dtype:
         torch.mm(rows, matrix.t(), out=out)
     else:
-        torch.addmm(bias, rows, matrix.t(), out=out)
+        out.copy_(torch.mm(rows, matrix.t()))
 
 
 class TritonDecoder:
     """A Llama, Mistral or Qwen2 model over pages on a GPU. Holds no state of any sequence."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, pages: torch.Tensor, limits: TritonLimits) -> None:
-        """`weights` and `pages` are on the device, of one type.
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        pages: torch.Tensor,
+        limits: TritonLimits,
+        *,
+        is_exact: bool = False,
+    ) -> None:
+        """`weights` and `pages` are on the device, of one type. `is_exact`: products that do not depend on the batch.
 
         Raises:
             ValueError: the pages are not of this model's geometry.
@@ -77,6 +88,7 @@ class TritonDecoder:
             raise ValueError(f"pages are {pages.dtype} {list(pages.shape)}, expected {list(expected)} of the weights'")
         self._config = config
         self._weights = weights
+        self._linear = exact_linear if is_exact else _library_linear
         self._layer_pages = [(pages[:, layer, 0], pages[:, layer, 1]) for layer in range(config.num_layers)]
         self._max_context_tokens = limits.max_context_tokens
         self._scale = config.head_dim**-0.5
@@ -120,9 +132,9 @@ class TritonDecoder:
                 rms_norm(buffers.delta, layer.attention_norm, epsilon, buffers.normed, buffers.residual)
             self._attention(number, layer, batch, buffers)
             rms_norm(buffers.delta, layer.mlp_norm, epsilon, buffers.normed, buffers.residual)
-            _linear(buffers.normed, layer.gate_up, None, buffers.gate_up)
+            self._linear(buffers.normed, layer.gate_up, None, buffers.gate_up)
             silu_mul(buffers.gate_up, buffers.gated)
-            _linear(buffers.gated, layer.down, None, buffers.delta)
+            self._linear(buffers.gated, layer.down, None, buffers.delta)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """fp32 [rows, vocabulary] of rows (int32) of the last `forward`; they are there until the next call.
@@ -134,13 +146,13 @@ class TritonDecoder:
         normed = torch.empty_like(delta)
         rms_norm(delta, self._weights.final_norm, self._config.rms_norm_eps, normed, residual)
         logits = self._logits[: len(rows)]
-        logits.copy_(torch.mm(normed, self._weights.output.t()))
+        self._linear(normed, self._weights.output, None, logits)
         return logits
 
     def _attention(self, number: int, layer: LayerWeights, batch: DeviceBatch, buffers: _Buffers) -> None:
         head_dim, num_heads = self._config.head_dim, self._config.num_heads
         keys, values = self._layer_pages[number]
-        _linear(buffers.normed, layer.query_key_value, layer.query_key_value_bias, buffers.projected)
+        self._linear(buffers.normed, layer.query_key_value, layer.query_key_value_bias, buffers.projected)
         heads = buffers.projected.view(len(buffers.projected), -1, head_dim)
         rotary_kv_write(heads, self._cos, self._sin, batch.positions, batch.slot_mapping, keys, values)
         queries, out = heads[:, :num_heads], buffers.attended.view(-1, num_heads, head_dim)
@@ -159,7 +171,7 @@ class TritonDecoder:
             )
         if batch.prefill is not None:
             self._prefill(batch.prefill, queries[num_decodes:], keys, values, out[num_decodes:])
-        _linear(buffers.attended, layer.attention_output, layer.attention_output_bias, buffers.delta)
+        self._linear(buffers.attended, layer.attention_output, layer.attention_output_bias, buffers.delta)
 
     def _prefill(
         self, index: PrefillIndex, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor

@@ -68,9 +68,11 @@ class DeviceWeights:
         return self.weights.num_bytes
 
     def runner_over(
-        self, memory: DeviceMemory, arena: ArenaGeometry, *, max_rows: int, max_sequences: int
+        self, memory: DeviceMemory, arena: ArenaGeometry, *, max_rows: int, max_sequences: int, is_exact: bool = False
     ) -> "TritonRunner":
         """A runner over the pages of an arena of that size, for steps of so many tokens; not warmed up yet.
+
+        `is_exact`: with products of its own, whose rows do not depend on the batch.
 
         Raises ValueError if the memory is too small for them.
         """
@@ -79,7 +81,8 @@ class DeviceWeights:
 
         longest = min(self.config.max_context_tokens, arena.max_context_tokens)
         pages = page_tensor(memory, self.config, arena.num_pages, self.device, _DTYPES[self.arithmetic])
-        return TritonRunner(self.config, self.weights, pages, TritonLimits(max_rows, max_sequences, longest))
+        limits = TritonLimits(max_rows, max_sequences, longest)
+        return TritonRunner(self.config, self.weights, pages, limits, is_exact=is_exact)
 
 
 def start_device(device: Device, num_threads: int) -> None:

@@ -41,20 +41,23 @@ class TritonRunner:
         pages: torch.Tensor,
         limits: TritonLimits,
         mark_stream: Callable[[], Callable[[], None]] | None = None,
+        *,
+        is_exact: bool = False,
     ) -> None:
         """`weights` and `pages` are on the device, of one type. Raises ValueError for pages of another geometry.
 
         `mark_stream`: returns what waits until all is done that this thread has launched so far; by default on the
-        current stream.
+        current stream. `is_exact`: a row's logits are the same to the bit in every batch.
         """
         self._config = config
         self._weights = weights
+        self._is_exact = is_exact
         self._limits = limits
         self._page_tensor = pages
         self.pages = DevicePages(pages)
         """For swapping, in the thread that runs steps."""
         self._batches = BatchMaker(len(pages), config.vocab_size, limits)
-        self._decoder = TritonDecoder(config, weights, pages, limits)
+        self._decoder = TritonDecoder(config, weights, pages, limits, is_exact=is_exact)
         self._upload = StepUpload(limits.upload_bytes, pages.device)
         self._sampler = DeviceSampler(limits, config.vocab_size, pages.device)
         self._sampled_before = SampledBefore(limits.max_sequences, pages.device)
@@ -70,7 +73,7 @@ class TritonRunner:
         table = tuple(range(num_pages_for(length + 1)))
         scratch = self._page_tensor.new_zeros((len(table), *self._page_tensor.shape[1:]))
         limits = replace(self._limits, max_rows=length, max_sequences=1)
-        runner = TritonRunner(self._config, self._weights, scratch, limits)
+        runner = TritonRunner(self._config, self._weights, scratch, limits, is_exact=self._is_exact)
         greedy = SamplingParams(temperature=0.0)
         runner.run(StepPlan(0, (ChunkPlan(0, 0, (0,) * length, table, SampleSpec(greedy, 0)),)))
         everything = SamplingParams(top_k=8, top_p=0.5, min_p=0.1, presence_penalty=1.0, logprobs=1)

@@ -6,6 +6,8 @@ import torch
 
 from weir.kv.geometry import PAGE_TOKENS
 
+ALIGN_BYTES = 16
+
 
 def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int | None]) -> None:
     """None stands for any size."""
@@ -36,3 +38,9 @@ def check_kv_pages(keys: torch.Tensor, values: torch.Tensor) -> None:
     check_rows("keys", keys)
     if keys.stride() != values.stride():
         raise ValueError(f"keys have strides {keys.stride()} and values {values.stride()}, expected the same")
+
+
+def check_aligned(name: str, tensor: torch.Tensor) -> None:
+    """For kernels that must be one variant: Triton compiles another for addresses that are no multiple of 16 bytes."""
+    if tensor.data_ptr() % ALIGN_BYTES:
+        raise ValueError(f"{name} begins at {tensor.data_ptr():#x}, expected a multiple of {ALIGN_BYTES} bytes")

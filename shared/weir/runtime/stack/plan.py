@@ -11,7 +11,7 @@ from typing import Literal
 
 from weir.bus.server import nats_server_command
 from weir.core.credentials import masked_url
-from weir.core.device import DEVICE_HELP, PRECISION_HELP, check_precision
+from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, check_exact, check_precision
 from weir.core.fields import ByteSize, check_range
 from weir.core.ports import LOOPBACK
 from weir.runtime.config import (
@@ -25,6 +25,7 @@ from weir.runtime.config import (
     check_load,
     check_url,
     default_runtime_dir,
+    flag_words,
     model_reference,
     setting,
 )
@@ -71,6 +72,7 @@ class StackConfig:
     model_shape: str = setting("", MODEL_SHAPE_HELP)
     device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
     precision: Literal["auto", "int8", "fp32", "bf16"] = setting("auto", PRECISION_HELP)
+    exact: bool = setting(False, EXACT_HELP)
     host: str = setting(LOOPBACK, "Address that the gateway listens on.")
     http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
     grpc_port: int = setting(50051, "Port of the gRPC API.")
@@ -117,6 +119,7 @@ class StackConfig:
             check_url("otlp_endpoint", self.otlp_endpoint, OTLP_SCHEMES)
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
+        check_exact(self.exact, self.precision, self.device)
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         check_range(self, "grace_s", 0, 600)
@@ -256,10 +259,11 @@ def _service_spec(
         "model-shape": config.model_shape,
         "device": config.device,
         "precision": config.precision,
+        "exact": config.exact,
         "grace-s": config.grace_s if role == "gateway" else min(config.grace_s, IDLE_GRACE_S),
         "runtime-dir": config.runtime_dir.resolve(),
     }
-    common = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
+    common = [word for flag, value in flags.items() for word in flag_words(flag, value)]
     return ProcessSpec(
         name=name,
         role=role,

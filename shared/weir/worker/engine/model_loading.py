@@ -61,7 +61,7 @@ def read_model_spec(config: WorkerConfig) -> ModelSpec:
     source = resolve_model(config.model_reference)
     model = load_model_config(source)
     pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
-    digest = model_digest(source, config.precision, config.device)
+    digest = model_digest(source, config.precision, config.device, exact=config.exact)
     return ModelSpec(source.name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes)
 
 
@@ -152,6 +152,7 @@ def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: W
         arena.segment.geometry,
         max_rows=config.max_num_batched_tokens,
         max_sequences=config.most_num_seqs,
+        is_exact=config.exact,
     )
     return LoadedModel(runner, runner.warm_up, runner.pages)
 
@@ -172,9 +173,10 @@ def _load_on_device(config: WorkerConfig, imports: "Future[None]", spec: "Future
     weights = load_on_device(source, config.precision, config.device, share.most, shared)
     is_read_here = weights.slab is None or weights.slab.was_filled_here
     _log.info(
-        "%s in %s by Triton kernels, device %s, %.0f MB, %s",
+        "%s in %s by Triton kernels%s, device %s, %.0f MB, %s",
         source.name,
         weights.arithmetic,
+        ", exact" if config.exact else "",
         config.device,
         weights.num_bytes / 1e6,
         "read here" if is_read_here else "of another worker",
@@ -186,7 +188,7 @@ def _import_for_cpu(config: WorkerConfig) -> None:
     from weir.model.load import import_libraries  # noqa: PLC0415 - numpy and more, in this thread and not before
 
     model_config = load_model_config(resolve_model(config.model_reference))
-    import_libraries(choose_arithmetic(config.precision, model_config))
+    import_libraries(choose_arithmetic(config.precision, model_config, exact=config.exact))
 
 
 def _load(config: WorkerConfig, imports: "Future[None]") -> "LoadedWeights":
@@ -195,10 +197,12 @@ def _load(config: WorkerConfig, imports: "Future[None]") -> "LoadedWeights":
 
     source = resolve_model(config.model_reference)
     model_config = load_model_config(source)
-    arithmetic = choose_arithmetic(config.precision, model_config)
+    arithmetic = choose_arithmetic(config.precision, model_config, exact=config.exact)
     if config.precision == "auto" and arithmetic == "fp32":
         _log.warning("%s runs in fp32: %s", source.name, int8_obstacle(model_config))
     share = core_share_of(config, arithmetic)
     weights = load_model(source, config.precision, share)
+    if config.exact:
+        _log.info("exact: %s is, with or without that setting", arithmetic)
     _log.info("%s in %s, %.0f MB, at most %d threads", source.name, arithmetic, weights.num_bytes / 1e6, share.most)
     return weights
