@@ -29,6 +29,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from weir.ops.gpu.adjust_logits import AdjustIndex, adjust_logits
+from weir.ops.gpu.fp8_product import fp8_product
+from weir.ops.gpu.fp8_rows import quantize_rows, silu_mul_quantize
 from weir.ops.gpu.paged_decode import decode_scratch, decode_tiles, decode_work, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
@@ -100,6 +102,21 @@ def launch_silu(width: int, dtype: torch.dtype, _arch: int) -> None:
     silu_mul(torch.empty(4, 2 * width, dtype=dtype), torch.empty(4, width, dtype=dtype))
 
 
+def launch_fp8(shape: tuple[int, int], dtype: torch.dtype, _arch: int) -> None:
+    """Of a model of so many hidden and intermediate columns."""
+    hidden, width = shape
+    quantized, scales = torch.empty(64, hidden, dtype=torch.float8_e4m3fn), torch.empty(64)
+    rows, gated = torch.empty(64, hidden, dtype=dtype), torch.empty(64, width, dtype=torch.float8_e4m3fn)
+    quantize_rows(rows, quantized, scales)
+    rms_norm(rows, rows[0], 1e-5, quantized, None, scales)
+    rms_norm(rows, rows[0], 1e-5, quantized, torch.empty_like(rows), scales)
+    silu_mul_quantize(torch.empty(64, 2 * width, dtype=dtype), gated, scales)
+    matrix, matrix_scales = torch.empty(hidden, hidden, dtype=torch.float8_e4m3fn), torch.empty(hidden)
+    for num_rows in (4, 64):
+        for bias in (None, rows[0]):
+            fp8_product(quantized[:num_rows], scales[:num_rows], matrix, matrix_scales, bias, rows[:num_rows])
+
+
 def launch_sampling(vocab_size: int, _arch: int) -> None:
     logits, temperatures = torch.empty(4, vocab_size), torch.empty(4)
     token_ids = torch.empty(4, dtype=torch.int32)
@@ -133,6 +150,8 @@ def all_launches() -> dict[str, Callable[[int], None]]:
     for hidden in (576, 4096):
         launches[f"norm-{hidden}"] = functools.partial(launch_norm, hidden, torch.bfloat16)
     launches["silu-14336"] = functools.partial(launch_silu, 14336, torch.bfloat16)
+    for shape in ((576, 1536), (4096, 14336), (8192, 28672)):
+        launches[f"fp8-{shape[0]}"] = functools.partial(launch_fp8, shape, torch.bfloat16)
     for vocab_size in (49152, 128256):
         launches[f"sampling-{vocab_size}"] = functools.partial(launch_sampling, vocab_size)
     return launches

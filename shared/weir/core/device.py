@@ -10,9 +10,12 @@ Wherever pages lie, the tables and the sequence records are in the segment.
 The arithmetic follows from the device and from what was asked for; the first one of a device is its `auto`:
 
     cpu           int8 (where the model's shapes fit), fp32     compiled kernels, PyTorch
-    cuda          bf16, fp32                                    Triton kernels on GPU 0
-    interpreter   fp32                                          the same Triton kernels, interpreted on the CPU: a test
+    cuda          bf16, fp32, fp8                               Triton kernels on GPU 0
+    interpreter   fp32, fp8                                     the same Triton kernels, interpreted on the CPU: a test
                                                                 of the GPU path for machines without one, and slow
+
+fp8: matrices of the layers, and what they multiply, are E4M3 with a scale a row; sums are fp32, and all else is bf16, in
+the interpreter fp16.
 """
 
 from collections.abc import Mapping
@@ -20,19 +23,19 @@ from typing import Literal
 
 Device = Literal["cpu", "cuda", "interpreter"]
 """Of all workers of a host: they share its arena."""
-Precision = Literal["auto", "int8", "fp32", "bf16"]
-Arithmetic = Literal["int8", "fp32", "bf16"]
+Precision = Literal["auto", "int8", "fp32", "bf16", "fp8"]
+Arithmetic = Literal["int8", "fp32", "bf16", "fp8"]
 
 DEVICE_HELP = "Where workers compute: cpu, cuda (GPU 0) or interpreter (kernels for GPUs, on the CPU: slow, for tests)."
 PRECISION_HELP = (
     "Arithmetic of the model. CPU: int8 (compiled kernels, same tokens in every batch) or fp32 (PyTorch); "
-    "CUDA: bf16 or fp32; auto: the device's first."
+    "CUDA: bf16, fp32 or fp8 (weights of one byte); auto: the device's first."
 )
 
 ARITHMETIC_OF_DEVICE: Mapping[Device, tuple[Arithmetic, ...]] = {
     "cpu": ("int8", "fp32"),
-    "cuda": ("bf16", "fp32"),
-    "interpreter": ("fp32",),
+    "cuda": ("bf16", "fp32", "fp8"),
+    "interpreter": ("fp32", "fp8"),
 }
 
 

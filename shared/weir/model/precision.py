@@ -11,10 +11,12 @@ from weir.kv.geometry import PageGeometry
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
 from weir.ops.cpu.quantized_rows import GROUP
-from weir.ops.head_dims import CPU_HEAD_DIM_STEP, TRITON_HEAD_DIMS
+from weir.ops.head_dims import CPU_HEAD_DIM_STEP, TRITON_HEAD_DIMS, WIDEST_QUANTIZED_ROW
 
-_BYTES: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 4, "bf16": 2}
-"""Of a number in a page. int8 is about matrices: keys and values are bfloat16."""
+_BYTES: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 4, "bf16": 2, "fp8": 2}
+"""Of a number in a page. int8 and fp8 are about matrices: keys and values have 16 bits."""
+_PRODUCT_STEP = 16
+"""Of the sizes of E4M3 matrices, in PyTorch's products of them."""
 
 
 def choose_arithmetic(precision: Precision, config: ModelConfig, device: Device = "cpu") -> Arithmetic:
@@ -31,6 +33,8 @@ def choose_arithmetic(precision: Precision, config: ModelConfig, device: Device 
         obstacle = triton_obstacle(config)
         if obstacle:
             raise ModelError(f"device {device}: {obstacle}; use --device cpu for this model")
+        if precision == "fp8" and (obstacle := fp8_obstacle(config)):
+            raise ModelError(f"precision fp8: {obstacle}; use --precision {ARITHMETIC_OF_DEVICE[device][0]} for it")
         return ARITHMETIC_OF_DEVICE[device][0] if precision == "auto" else _named(precision)
     if precision == "fp32":
         return "fp32"
@@ -52,6 +56,20 @@ def int8_obstacle(config: ModelConfig) -> str:
     return "; ".join(wrong)
 
 
+def fp8_obstacle(config: ModelConfig) -> str:
+    """Why the model's matrices cannot be multiplied as E4M3; empty if they can."""
+    sizes = (
+        ("hidden_size", config.hidden_size),
+        ("intermediate_size", config.intermediate_size),
+        ("num_heads * head_dim", config.num_heads * config.head_dim),
+        ("num_kv_heads * head_dim", config.num_kv_heads * config.head_dim),
+    )
+    wrong = [f"{name} is {size}, expected a multiple of {_PRODUCT_STEP}" for name, size in sizes if size % _PRODUCT_STEP]
+    if config.intermediate_size > WIDEST_QUANTIZED_ROW:
+        wrong.append(f"intermediate_size is {config.intermediate_size}, a row is quantized up to {WIDEST_QUANTIZED_ROW}")
+    return "; ".join(wrong)
+
+
 def triton_obstacle(config: ModelConfig) -> str:
     """Why the Triton kernels cannot run the model; empty if they can."""
     least, most = TRITON_HEAD_DIMS
@@ -65,5 +83,5 @@ def page_geometry(config: ModelConfig, arithmetic: Arithmetic) -> PageGeometry:
     return replace(config.page_geometry, dtype_bytes=_BYTES[arithmetic])
 
 
-def _named(precision: Literal["int8", "fp32", "bf16"]) -> Arithmetic:
+def _named(precision: Literal["int8", "fp32", "bf16", "fp8"]) -> Arithmetic:
     return precision

@@ -47,16 +47,17 @@ def test_a_digest_names_what_is_used_and_not_what_was_asked_for(tiny: TinyLlama)
 
 def test_a_device_has_arithmetics_of_its_own(tiny: TinyLlama) -> None:
     config = load_model_config(tiny.source)
-    assert [choose_arithmetic(asked, config, "cuda") for asked in ("auto", "bf16", "fp32")] == ["bf16", "bf16", "fp32"]
-    assert [choose_arithmetic(asked, config, "interpreter") for asked in ("auto", "fp32")] == ["fp32", "fp32"]
+    assert [choose_arithmetic(asked, config, "cuda") for asked in ("auto", "bf16", "fp8")] == ["bf16", "bf16", "fp8"]
+    assert [choose_arithmetic(asked, config, "interpreter") for asked in ("auto", "fp8")] == ["fp32", "fp8"]
 
 
 @pytest.mark.parametrize(
     ("precision", "device", "problem"),
     [
-        ("int8", "cuda", "precision int8: device cuda computes in bf16 or fp32; auto is bf16"),
+        ("int8", "cuda", "precision int8: device cuda computes in bf16 or fp32 or fp8; auto is bf16"),
+        ("fp8", "cpu", "precision fp8: device cpu computes in int8 or fp32; auto is int8"),
         ("bf16", "cpu", "precision bf16: device cpu computes in int8 or fp32; auto is int8"),
-        ("bf16", "interpreter", "precision bf16: device interpreter computes in fp32; auto is fp32"),
+        ("bf16", "interpreter", "precision bf16: device interpreter computes in fp32 or fp8; auto is fp32"),
     ],
 )
 def test_a_precision_that_the_device_lacks_is_refused(
@@ -74,8 +75,26 @@ def test_a_model_that_the_kernels_of_a_device_cannot_compute_is_refused(tiny: Ti
         choose_arithmetic("auto", config, "cuda")
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_size": 72}, "hidden_size is 72, expected a multiple of 16"),
+        ({"num_heads": 3, "num_kv_heads": 1, "head_dim": 24}, r"num_heads \* head_dim is 72, expected a multiple of 16"),
+        ({"intermediate_size": 40000}, "intermediate_size is 40000, a row is quantized up to 32768"),
+    ],
+)
+def test_a_model_whose_matrices_do_not_fit_e4m3_products_is_refused(
+    change: dict[str, Any], named: str, tiny: TinyLlama
+) -> None:
+    config = replace(load_model_config(tiny.source), head_dim=16, num_heads=4, num_kv_heads=2)
+    assert choose_arithmetic("fp8", config, "cuda") == "fp8"
+    with pytest.raises(ModelError, match=f"precision fp8: {named}.*; use --precision bf16 for it"):
+        choose_arithmetic("fp8", replace(config, **change), "cuda")
+
+
 def test_pages_of_one_device_or_precision_are_not_taken_for_those_of_another(tiny: TinyLlama) -> None:
     on_gpu: list[tuple[Precision, Device]] = [("fp32", "cuda"), ("bf16", "cuda"), ("fp32", "interpreter")]
+    on_gpu += [("fp8", "cuda"), ("fp8", "interpreter")]
     asked = [*on_gpu, ("fp32", "cpu")]
     assert len({model_digest(tiny.source, precision, device) for precision, device in asked}) == len(asked)
     assert model_digest(tiny.source, "auto", "cuda") == model_digest(tiny.source, "bf16", "cuda")

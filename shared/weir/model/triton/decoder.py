@@ -9,43 +9,50 @@ import torch
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig, rotary_frequencies
-from weir.model.torch.weights import LayerWeights, Weights
+from weir.model.torch.weights import LayerWeights, WeightFormat, Weights
 from weir.model.triton.batch import DeviceBatch, PrefillIndex, TritonLimits
+from weir.model.triton.products import LayerProducts, ProductRows
 from weir.ops.gpu.paged_decode import DecodeTiles, WorkSize, decode_scratch, decode_tiles, most_splits, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
 from weir.ops.gpu.rotary_kv_write import rotary_kv_write
-from weir.ops.gpu.silu_mul import silu_mul
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """[max_rows, width] each. `delta` is what a block adds to `residual`; the next norm adds it."""
+    """[max_rows, width] each. `delta` is what a block adds to `residual`; the next norm adds it. `quantized`: of what was
+    attended, empty where products take it as it is."""
 
     residual: torch.Tensor
     delta: torch.Tensor
-    normed: torch.Tensor
+    normed: ProductRows
     projected: torch.Tensor
     attended: torch.Tensor
+    quantized: ProductRows
     gate_up: torch.Tensor
-    gated: torch.Tensor
+    gated: ProductRows
 
     def first(self, num_rows: int) -> "_Buffers":
         return _Buffers(*(getattr(self, field.name)[:num_rows] for field in fields(self)))
 
 
-def _make_buffers(config: ModelConfig, max_rows: int, device: torch.device, dtype: torch.dtype) -> _Buffers:
+def _make_buffers(
+    config: ModelConfig, max_rows: int, kept: WeightFormat, device: torch.device, products: LayerProducts
+) -> _Buffers:
+    def numbers(width: int) -> torch.Tensor:
+        return torch.zeros(max_rows, width, device=device, dtype=kept.dtype)
+
     query_width = config.num_heads * config.head_dim
-    widths = (
-        config.hidden_size,
-        config.hidden_size,
-        config.hidden_size,
-        query_width + 2 * config.num_kv_heads * config.head_dim,
-        query_width,
-        2 * config.intermediate_size,
-        config.intermediate_size,
+    return _Buffers(
+        residual=numbers(config.hidden_size),
+        delta=numbers(config.hidden_size),
+        normed=products.rows(max_rows, config.hidden_size),
+        projected=numbers(query_width + 2 * config.num_kv_heads * config.head_dim),
+        attended=numbers(query_width),
+        quantized=products.rows(max_rows, query_width if kept.is_fp8 else 0),
+        gate_up=numbers(2 * config.intermediate_size),
+        gated=products.rows(max_rows, config.intermediate_size),
     )
-    return _Buffers(*(torch.zeros(max_rows, width, device=device, dtype=dtype) for width in widths))
 
 
 def _rotary_tables(config: ModelConfig, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,19 +62,11 @@ def _rotary_tables(config: ModelConfig, device: torch.device) -> tuple[torch.Ten
     return angles.cos().to(device), angles.sin().to(device)
 
 
-def _linear(rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """`rows` [rows, in] times `matrix` [out, in]."""
-    if bias is None:
-        torch.mm(rows, matrix.t(), out=out)
-    else:
-        torch.addmm(bias, rows, matrix.t(), out=out)
-
-
 class TritonDecoder:
     """A Llama, Mistral or Qwen2 model over pages on a GPU. Holds no state of any sequence."""
 
     def __init__(self, config: ModelConfig, weights: Weights, pages: torch.Tensor, limits: TritonLimits) -> None:
-        """`weights` and `pages` are on the device, of one type.
+        """`weights` and `pages` are on the device, of one type but for matrices that are E4M3.
 
         Raises:
             ValueError: the pages are not of this model's geometry.
@@ -93,7 +92,9 @@ class TritonDecoder:
             device,
         )
         self._cos, self._sin = _rotary_tables(config, device)
-        self._buffers = _make_buffers(config, limits.max_rows, device, dtype)
+        kept = WeightFormat(dtype, weights.layers[0].scales is not None)
+        self._products = LayerProducts(kept, device)
+        self._buffers = _make_buffers(config, limits.max_rows, kept, device, self._products)
         self._logits = torch.empty(limits.max_logit_rows, config.vocab_size, dtype=torch.float32, device=device)
 
     @property
@@ -112,17 +113,19 @@ class TritonDecoder:
     def forward(self, batch: DeviceBatch) -> None:
         """Writes the batch's keys and values into their pages and keeps its last hidden states."""
         buffers, epsilon = self._buffers.first(len(batch.token_ids)), self._config.rms_norm_eps
+        products = self._products
         torch.index_select(self._weights.embedding, 0, batch.token_ids, out=buffers.residual)
         for number, layer in enumerate(self._weights.layers):
             if number == 0:
-                rms_norm(buffers.residual, layer.attention_norm, epsilon, buffers.normed)
+                products.norm(buffers.residual, layer.attention_norm, epsilon, buffers.normed)
             else:
-                rms_norm(buffers.delta, layer.attention_norm, epsilon, buffers.normed, buffers.residual)
+                products.norm(buffers.delta, layer.attention_norm, epsilon, buffers.normed, buffers.residual)
             self._attention(number, layer, batch, buffers)
-            rms_norm(buffers.delta, layer.mlp_norm, epsilon, buffers.normed, buffers.residual)
-            _linear(buffers.normed, layer.gate_up, None, buffers.gate_up)
-            silu_mul(buffers.gate_up, buffers.gated)
-            _linear(buffers.gated, layer.down, None, buffers.delta)
+            scales = layer.scales
+            products.norm(buffers.delta, layer.mlp_norm, epsilon, buffers.normed, buffers.residual)
+            products.multiply(buffers.normed, layer.gate_up, scales and scales.gate_up, None, buffers.gate_up)
+            products.gate(buffers.gate_up, buffers.gated)
+            products.multiply(buffers.gated, layer.down, scales and scales.down, None, buffers.delta)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """fp32 [rows, vocabulary] of rows (int32) of the last `forward`; they are there until the next call.
@@ -140,7 +143,9 @@ class TritonDecoder:
     def _attention(self, number: int, layer: LayerWeights, batch: DeviceBatch, buffers: _Buffers) -> None:
         head_dim, num_heads = self._config.head_dim, self._config.num_heads
         keys, values = self._layer_pages[number]
-        _linear(buffers.normed, layer.query_key_value, layer.query_key_value_bias, buffers.projected)
+        products, scales = self._products, layer.scales
+        matrix, bias = layer.query_key_value, layer.query_key_value_bias
+        products.multiply(buffers.normed, matrix, scales and scales.query_key_value, bias, buffers.projected)
         heads = buffers.projected.view(len(buffers.projected), -1, head_dim)
         rotary_kv_write(heads, self._cos, self._sin, batch.positions, batch.slot_mapping, keys, values)
         queries, out = heads[:, :num_heads], buffers.attended.view(-1, num_heads, head_dim)
@@ -159,7 +164,9 @@ class TritonDecoder:
             )
         if batch.prefill is not None:
             self._prefill(batch.prefill, queries[num_decodes:], keys, values, out[num_decodes:])
-        _linear(buffers.attended, layer.attention_output, layer.attention_output_bias, buffers.delta)
+        rows = products.made_of(buffers.attended, buffers.quantized)
+        matrix, bias = layer.attention_output, layer.attention_output_bias
+        products.multiply(rows, matrix, scales and scales.attention_output, bias, buffers.delta)
 
     def _prefill(
         self, index: PrefillIndex, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
