@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from benchmarks.quality.formats import FORMATS, Format, log_probabilities, rounded_weights, with_key_outliers
 
+from benchmarks.quality.formats import FORMATS, Format, log_probabilities, rounded_weights, with_key_outliers
 from weir.bench.quality import WINDOW_TOKENS
 from weir.model.files.config import load_model_config
 from weir.model.files.source import resolve_model

@@ -10,12 +10,13 @@ Wherever pages lie, the tables and the sequence records are in the segment.
 The arithmetic follows from the device and from what was asked for; the first one of a device is its `auto`:
 
     cpu           int8 (where the model's shapes fit), fp32     compiled kernels, PyTorch
-    cuda          bf16, fp32, fp8                               Triton kernels on GPU 0
-    interpreter   fp32, fp8                                     the same Triton kernels, interpreted on the CPU: a test
+    cuda          bf16, fp32, fp8, bf16-kv8, fp8-kv8            Triton kernels on GPU 0
+    interpreter   fp32, fp8, fp8-kv8                            the same Triton kernels, interpreted on the CPU: a test
                                                                 of the GPU path for machines without one, and slow
 
-fp8: matrices of the layers, and what they multiply, are E4M3 with a scale a row; sums are fp32, and all else is bf16, in
-the interpreter fp16.
+fp8: matrices of the layers, and what they multiply, are E4M3 with a scale a row; sums are fp32.
+kv8: keys and values in pages are int8, with a scale a head of a token.
+All else is bf16 in both, in the interpreter fp16, for it multiplies no bf16.
 """
 
 from collections.abc import Mapping
@@ -23,24 +24,31 @@ from typing import Literal
 
 Device = Literal["cpu", "cuda", "interpreter"]
 """Of all workers of a host: they share its arena."""
-Precision = Literal["auto", "int8", "fp32", "bf16", "fp8"]
-Arithmetic = Literal["int8", "fp32", "bf16", "fp8"]
+Precision = Literal["auto", "int8", "fp32", "bf16", "fp8", "bf16-kv8", "fp8-kv8"]
+Arithmetic = Literal["int8", "fp32", "bf16", "fp8", "bf16-kv8", "fp8-kv8"]
 
 DEVICE_HELP = "Where workers compute: cpu, cuda (GPU 0) or interpreter (kernels for GPUs, on the CPU: slow, for tests)."
 PRECISION_HELP = (
     "Arithmetic of the model. CPU: int8 (compiled kernels, same tokens in every batch) or fp32 (PyTorch); "
-    "CUDA: bf16, fp32 or fp8 (weights of one byte); auto: the device's first."
+    "CUDA: bf16, fp32, fp8 (weights of one byte), bf16-kv8 or fp8-kv8 (pages of one byte); auto: the device's first."
 )
 
 ARITHMETIC_OF_DEVICE: Mapping[Device, tuple[Arithmetic, ...]] = {
     "cpu": ("int8", "fp32"),
-    "cuda": ("bf16", "fp32", "fp8"),
-    "interpreter": ("fp32", "fp8"),
+    "cuda": ("bf16", "fp32", "fp8", "bf16-kv8", "fp8-kv8"),
+    "interpreter": ("fp32", "fp8", "fp8-kv8"),
 }
+
+
+FP8_MATRICES: frozenset[Arithmetic] = frozenset({"fp8", "fp8-kv8"})
+"""Those whose matrices are E4M3."""
+INT8_PAGES: frozenset[Arithmetic] = frozenset({"bf16-kv8", "fp8-kv8"})
+"""Those whose pages are int8 with scales."""
 
 
 def check_precision(precision: Precision, device: Device) -> None:
     """Raises ValueError for a precision that the device has for no model."""
     known = ARITHMETIC_OF_DEVICE[device]
     if precision != "auto" and precision not in known:
-        raise ValueError(f"precision {precision}: device {device} computes in {' or '.join(known)}; auto is {known[0]}")
+        choice = ", ".join(known[:-1]) + f" or {known[-1]}"
+        raise ValueError(f"precision {precision}: device {device} computes in {choice}; auto is {known[0]}")

@@ -1,4 +1,4 @@
-"""The sizes that kernels take: of heads, and of rows; without torch or numba, for whoever only asks (`model.precision`)."""
+"""The sizes that kernels take: of heads, and of rows. Without torch or numba, for whoever only asks."""
 
 CPU_HEAD_DIM_STEP = 8
 """A head's dimensions are a multiple: the kernels in LLVM IR take at least so many at a time."""

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from benchmarks.quality.formats import FORMATS, Format, log_probabilities, rounded_weights
 from tests.kernels.triton_cases.case_runner import (
     CONFIG,
     CPU,
@@ -18,6 +17,7 @@ from tests.kernels.triton_cases.case_runner import (
 from tests.kernels.triton_cases.support import DEVICE, IS_INTERPRETED
 from tests.unit.model.device_model import empty_pages
 
+from benchmarks.quality.formats import FORMATS, Format, log_probabilities, rounded_weights
 from weir.engine.plan import ChunkPlan, SampleSpec, ScoreSpec, StepPlan
 from weir.kv.geometry import num_pages_for
 from weir.model.torch.weights import WeightFormat, Weights, fill_weights, weights_bytes, weights_over

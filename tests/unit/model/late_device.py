@@ -12,7 +12,7 @@ from weir.model.files.dummy import shape_named
 from weir.model.torch.weights import WeightFormat, dummy_weights_on
 from weir.model.triton import runner as triton_runner
 from weir.model.triton.batch import DeviceBatch, TritonLimits
-from weir.ops.gpu.paged_decode import decode_tiles
+from weir.ops.gpu.decode_work import decode_tiles
 
 WRITTEN = 7.0
 _CPU = torch.device("cpu")

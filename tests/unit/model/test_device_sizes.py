@@ -48,7 +48,7 @@ def test_weights_of_one_byte_are_counted_as_they_are_laid_out() -> None:
 
 
 def test_the_sums_of_a_long_row_have_the_bound_that_the_kernel_keeps() -> None:
-    decode = pytest.importorskip("weir.ops.gpu.paged_decode", reason="Triton is installed on Linux only")
+    decode = pytest.importorskip("weir.ops.gpu.decode_work", reason="Triton is installed on Linux only")
     most = decode.MAX_SPLITS * 256
     half, at_most, beyond = (
         worker_bytes_on_gpu(LLAMA_8B, "bf16", replace(BOUNDS, max_context_tokens=tokens))

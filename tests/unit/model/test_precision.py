@@ -8,6 +8,7 @@ import pytest
 from tests.unit.model.tiny import TinyLlama
 
 from weir.core.device import Device, Precision, check_precision
+from weir.kv.geometry import PAGE_TOKENS
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
@@ -47,17 +48,17 @@ def test_a_digest_names_what_is_used_and_not_what_was_asked_for(tiny: TinyLlama)
 
 def test_a_device_has_arithmetics_of_its_own(tiny: TinyLlama) -> None:
     config = load_model_config(tiny.source)
-    assert [choose_arithmetic(asked, config, "cuda") for asked in ("auto", "bf16", "fp8")] == ["bf16", "bf16", "fp8"]
+    assert [choose_arithmetic(asked, config, "cuda") for asked in ("auto", "fp8-kv8")] == ["bf16", "fp8-kv8"]
     assert [choose_arithmetic(asked, config, "interpreter") for asked in ("auto", "fp8")] == ["fp32", "fp8"]
 
 
 @pytest.mark.parametrize(
     ("precision", "device", "problem"),
     [
-        ("int8", "cuda", "precision int8: device cuda computes in bf16 or fp32 or fp8; auto is bf16"),
+        ("int8", "cuda", "precision int8: device cuda computes in bf16, fp32, fp8, bf16-kv8 or fp8-kv8; auto is bf16"),
         ("fp8", "cpu", "precision fp8: device cpu computes in int8 or fp32; auto is int8"),
         ("bf16", "cpu", "precision bf16: device cpu computes in int8 or fp32; auto is int8"),
-        ("bf16", "interpreter", "precision bf16: device interpreter computes in fp32 or fp8; auto is fp32"),
+        ("bf16", "interpreter", "precision bf16: device interpreter computes in fp32, fp8 or fp8-kv8; auto is fp32"),
     ],
 )
 def test_a_precision_that_the_device_lacks_is_refused(
@@ -79,7 +80,10 @@ def test_a_model_that_the_kernels_of_a_device_cannot_compute_is_refused(tiny: Ti
     ("change", "named"),
     [
         ({"hidden_size": 72}, "hidden_size is 72, expected a multiple of 16"),
-        ({"num_heads": 3, "num_kv_heads": 1, "head_dim": 24}, r"num_heads \* head_dim is 72, expected a multiple of 16"),
+        (
+            {"num_heads": 3, "num_kv_heads": 1, "head_dim": 24},
+            r"num_heads \* head_dim is 72, expected a multiple of 16",
+        ),
         ({"intermediate_size": 40000}, "intermediate_size is 40000, a row is quantized up to 32768"),
     ],
 )
@@ -94,7 +98,8 @@ def test_a_model_whose_matrices_do_not_fit_e4m3_products_is_refused(
 
 def test_pages_of_one_device_or_precision_are_not_taken_for_those_of_another(tiny: TinyLlama) -> None:
     on_gpu: list[tuple[Precision, Device]] = [("fp32", "cuda"), ("bf16", "cuda"), ("fp32", "interpreter")]
-    on_gpu += [("fp8", "cuda"), ("fp8", "interpreter")]
+    on_gpu += [("fp8", "cuda"), ("fp8", "interpreter"), ("bf16-kv8", "cuda"), ("fp8-kv8", "cuda")]
+    on_gpu += [("fp8-kv8", "interpreter")]
     asked = [*on_gpu, ("fp32", "cpu")]
     assert len({model_digest(tiny.source, precision, device) for precision, device in asked}) == len(asked)
     assert model_digest(tiny.source, "auto", "cuda") == model_digest(tiny.source, "bf16", "cuda")
@@ -105,3 +110,12 @@ def test_a_page_of_bf16_and_of_int8_is_half_as_large(tiny: TinyLlama) -> None:
     assert 2 * page_geometry(config, "bf16").page_bytes == page_geometry(config, "fp32").page_bytes
     assert page_geometry(config, "int8") == page_geometry(config, "bf16")
     assert page_geometry(config, "fp32") == config.page_geometry
+
+
+def test_a_page_of_int8_has_a_byte_a_number_and_four_a_head_of_a_token(tiny: TinyLlama) -> None:
+    config = load_model_config(tiny.source)
+    numbers_bytes = page_geometry(config, "bf16").page_bytes // 2
+    num_scales = config.num_layers * 2 * config.num_kv_heads * PAGE_TOKENS
+    assert page_geometry(config, "bf16-kv8").page_bytes == numbers_bytes + 4 * num_scales
+    assert page_geometry(config, "fp8-kv8") == page_geometry(config, "bf16-kv8")
+    assert page_geometry(config, "fp8") == page_geometry(config, "bf16")

@@ -20,7 +20,14 @@ from weir.model.files.config import load_model_config
 from weir.model.files.dummy import shape_named
 from weir.model.files.quant_blocks import try_split_blocks
 from weir.model.files.source import resolve_model
-from weir.model.torch.weights import WeightFormat, fill_weights, filled_weights, load_weights, weights_bytes, weights_over
+from weir.model.torch.weights import (
+    WeightFormat,
+    fill_weights,
+    filled_weights,
+    load_weights,
+    weights_bytes,
+    weights_over,
+)
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 

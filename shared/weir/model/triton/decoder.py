@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig, rotary_frequencies
 from weir.model.torch.weights import LayerWeights, WeightFormat, Weights
 from weir.model.triton.batch import DeviceBatch, PrefillIndex, TritonLimits
+from weir.model.triton.memory import LayerPages, layer_pages, page_shape
 from weir.model.triton.products import LayerProducts, ProductRows
-from weir.ops.gpu.paged_decode import DecodeTiles, WorkSize, decode_scratch, decode_tiles, most_splits, paged_decode
+from weir.ops.gpu.decode_work import DecodeTiles, WorkSize, decode_tiles, most_splits
+from weir.ops.gpu.paged_decode import decode_scratch, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
 from weir.ops.gpu.rotary_kv_write import rotary_kv_write
@@ -20,8 +21,8 @@ from weir.ops.gpu.rotary_kv_write import rotary_kv_write
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """[max_rows, width] each. `delta` is what a block adds to `residual`; the next norm adds it. `quantized`: of what was
-    attended, empty where products take it as it is."""
+    """[max_rows, width] each. `delta` is what a block adds to `residual`; the next norm adds it. `quantized` is what
+    was attended, empty where products take that as it is."""
 
     residual: torch.Tensor
     delta: torch.Tensor
@@ -66,22 +67,22 @@ class TritonDecoder:
     """A Llama, Mistral or Qwen2 model over pages on a GPU. Holds no state of any sequence."""
 
     def __init__(self, config: ModelConfig, weights: Weights, pages: torch.Tensor, limits: TritonLimits) -> None:
-        """`weights` and `pages` are on the device, of one type but for matrices that are E4M3.
+        """`weights` and `pages` are on the device, of one type but for matrices in E4M3 and pages in int8.
 
         Raises:
             ValueError: the pages are not of this model's geometry.
         """
-        expected = (len(pages), config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
-        if tuple(pages.shape) != expected or pages.dtype != weights.embedding.dtype:
-            raise ValueError(f"pages are {pages.dtype} {list(pages.shape)}, expected {list(expected)} of the weights'")
+        device, dtype = pages.device, weights.embedding.dtype
+        expected = page_shape(config, len(pages), pages.dtype)
+        if tuple(pages.shape) != expected or pages.dtype not in (dtype, torch.int8):
+            raise ValueError(f"pages are {pages.dtype} {list(pages.shape)}, expected {list(expected)} of {dtype}")
         self._config = config
         self._weights = weights
-        self._layer_pages = [(pages[:, layer, 0], pages[:, layer, 1]) for layer in range(config.num_layers)]
+        self._layer_pages = layer_pages(pages, config)
         self._max_context_tokens = limits.max_context_tokens
         self._scale = config.head_dim**-0.5
-        device, dtype = pages.device, pages.dtype
         capability = 90 if device.type == "cpu" else 10 * torch.cuda.get_device_capability(device)[0]
-        self._decode_tiles = decode_tiles(config.head_dim, dtype)
+        self._decode_tiles = decode_tiles(config.head_dim, pages.dtype)
         self._prefill_tiles = prefill_tiles(config.num_heads, config.num_kv_heads, config.head_dim, dtype, capability)
         self._scratch = decode_scratch(
             limits.max_sequences,
@@ -142,39 +143,40 @@ class TritonDecoder:
 
     def _attention(self, number: int, layer: LayerWeights, batch: DeviceBatch, buffers: _Buffers) -> None:
         head_dim, num_heads = self._config.head_dim, self._config.num_heads
-        keys, values = self._layer_pages[number]
+        pages = self._layer_pages[number]
         products, scales = self._products, layer.scales
         matrix, bias = layer.query_key_value, layer.query_key_value_bias
         products.multiply(buffers.normed, matrix, scales and scales.query_key_value, bias, buffers.projected)
         heads = buffers.projected.view(len(buffers.projected), -1, head_dim)
-        rotary_kv_write(heads, self._cos, self._sin, batch.positions, batch.slot_mapping, keys, values)
+        rotary_kv_write(
+            heads, self._cos, self._sin, batch.positions, batch.slot_mapping, pages.keys, pages.values, pages.scales
+        )
         queries, out = heads[:, :num_heads], buffers.attended.view(-1, num_heads, head_dim)
         num_decodes = 0
         if batch.decode is not None:
             num_decodes = batch.decode.num_rows
             paged_decode(
                 queries[:num_decodes],
-                keys,
-                values,
+                pages.keys,
+                pages.values,
                 batch.decode.work,
                 self._scale,
                 out[:num_decodes],
                 self._scratch,
                 self._decode_tiles,
+                pages.scales,
             )
         if batch.prefill is not None:
-            self._prefill(batch.prefill, queries[num_decodes:], keys, values, out[num_decodes:])
+            self._prefill(batch.prefill, queries[num_decodes:], pages, out[num_decodes:])
         rows = products.made_of(buffers.attended, buffers.quantized)
         matrix, bias = layer.attention_output, layer.attention_output_bias
         products.multiply(rows, matrix, scales and scales.attention_output, bias, buffers.delta)
 
-    def _prefill(
-        self, index: PrefillIndex, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
-    ) -> None:
+    def _prefill(self, index: PrefillIndex, queries: torch.Tensor, pages: LayerPages, out: torch.Tensor) -> None:
         paged_prefill(
             queries,
-            keys,
-            values,
+            pages.keys,
+            pages.values,
             index.block_tables,
             index.first_rows,
             index.ends,
@@ -182,4 +184,5 @@ class TritonDecoder:
             self._scale,
             out,
             self._prefill_tiles,
+            pages.scales,
         )

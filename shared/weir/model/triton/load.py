@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from weir.core.device import Arithmetic, Device, Precision
+from weir.core.device import FP8_MATRICES, INT8_PAGES, Arithmetic, Device, Precision
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.cuda import CudaDriverError
 from weir.kv.memory.device import DeviceMemory, try_memory_kind
@@ -41,9 +41,6 @@ _INTERPRET = "TRITON_INTERPRET"
 _LAYOUT = 1
 """To be raised when `weights_over` puts anything elsewhere."""
 _log = logging.getLogger(__name__)
-_DTYPES: dict[Arithmetic, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
-"""Of numbers between products, and in pages."""
-_FP8: tuple[Arithmetic, ...] = ("fp8",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +79,15 @@ class DeviceWeights:
 
         longest = min(self.config.max_context_tokens, arena.max_context_tokens)
         dtype = weight_format(self.arithmetic, self.device).dtype
+        if self.arithmetic in INT8_PAGES:
+            dtype = torch.int8
         pages = page_tensor(memory, self.config, arena.num_pages, self.device, dtype)
         return TritonRunner(self.config, self.weights, pages, TritonLimits(max_rows, max_sequences, longest))
 
 
 def weight_format(arithmetic: Arithmetic, device: torch.device) -> WeightFormat:
-    dtype = _DTYPES[arithmetic]
-    if dtype is torch.bfloat16 and device.type == "cpu":
-        dtype = torch.float16  # the interpreter multiplies no bfloat16
-    return WeightFormat(dtype, arithmetic in _FP8)
+    half = torch.bfloat16 if device.type == "cuda" else torch.float16  # the interpreter multiplies no bfloat16
+    return WeightFormat(torch.float32 if arithmetic == "fp32" else half, arithmetic in FP8_MATRICES)
 
 
 def start_device(device: Device, num_threads: int) -> None:

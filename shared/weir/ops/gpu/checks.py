@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from weir.kv.geometry import PAGE_TOKENS
+from weir.ops.reference_quantized import KvScales
 
 
 def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int | None]) -> None:
@@ -36,3 +37,21 @@ def check_kv_pages(keys: torch.Tensor, values: torch.Tensor) -> None:
     check_rows("keys", keys)
     if keys.stride() != values.stride():
         raise ValueError(f"keys have strides {keys.stride()} and values {values.stride()}, expected the same")
+
+
+def check_kv_scales(keys: torch.Tensor, scales: KvScales | None) -> KvScales:
+    """Against `keys`, which has been checked. Without scales, something that a kernel may be given in their place."""
+    if scales is None:
+        if keys.dtype is torch.int8:
+            raise ValueError("keys are int8, which needs scales")
+        return KvScales(keys[..., 0], keys[..., 0])
+    check_dtype("keys", keys, torch.int8)
+    for name, tensor in (("scales.keys", scales.keys), ("scales.values", scales.values)):
+        check_shape(name, tensor, keys.shape[:3])
+        check_dtype(name, tensor, torch.float32)
+        check_rows(name, tensor)
+    if scales.keys.stride() != scales.values.stride():
+        raise ValueError(
+            f"scales have strides {scales.keys.stride()} and {scales.values.stride()}, expected the same for both"
+        )
+    return scales

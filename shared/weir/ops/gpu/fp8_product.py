@@ -154,7 +154,7 @@ def library_product(
     out: torch.Tensor,
 ) -> None:
     """An `Fp8Product` by PyTorch, which writes bf16 only, and rounds again where there is a bias."""
-    torch._scaled_mm(  # noqa: SLF001 - the one product of E4M3 that PyTorch has
+    torch._scaled_mm(
         rows, matrix.t(), scale_a=row_scales[:, None], scale_b=matrix_scales[None, :], out_dtype=out.dtype, out=out
     )
     if bias is not None:

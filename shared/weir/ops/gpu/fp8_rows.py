@@ -19,6 +19,7 @@ _LEAST_AMAX = tl.constexpr(LEAST_AMAX)
 _SMALLEST_NORMAL = tl.constexpr(2.0**-6)
 _STEPS_OF_SUBNORMALS = tl.constexpr(16384.0)
 """The sum of this and a number is rounded to multiples of 2**-9."""
+_BITS_OF_STEPS = tl.constexpr(0x46800000)
 
 
 @triton.jit
@@ -30,7 +31,7 @@ def to_e4m3(b_x):
     b_normal = ((b_magnitude + 0x7FFFF + ((b_magnitude >> 20) & 1)) >> 20) - (120 << 3)
     b_absolute = b_magnitude.to(tl.float32, bitcast=True)
     b_steps = (b_absolute + _STEPS_OF_SUBNORMALS).to(tl.uint32, bitcast=True)
-    b_small = b_steps - _STEPS_OF_SUBNORMALS.to(tl.uint32, bitcast=True)
+    b_small = b_steps - _BITS_OF_STEPS
     b_code = tl.where(b_absolute < _SMALLEST_NORMAL, b_small, tl.minimum(b_normal, 0x7F))
     return (b_code | ((b_bits >> 24) & 0x80)).to(tl.uint8)
 
