@@ -99,7 +99,7 @@ def launch_rotary(model: str, dtype: torch.dtype, _arch: int) -> None:
 def launch_int8_pages(model: str, dtype: torch.dtype, arch: int) -> None:
     """Attention over, and the write of, keys and values in int8."""
     num_heads, num_kv_heads, head_dim = MODELS[model]
-    config = replace(shape_named("tiny"), num_layers=2, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    config = replace(shape_named("tiny"), num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     pages = layer_pages(torch.zeros(page_shape(config, 2, torch.int8), dtype=torch.int8), config)[0]
     query_key_value = torch.empty(4, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     queries, out = query_key_value[:, :num_heads], torch.empty(4, num_heads, head_dim, dtype=dtype)

@@ -111,7 +111,9 @@ def int8_decode_case(
 
 
 def _int8_pages(shape: AttentionShape, keys: torch.Tensor, values: torch.Tensor) -> LayerPages:
-    config = replace(shape_named("tiny"), num_layers=1, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+    config = replace(
+        shape_named("tiny"), num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim
+    )
     memory = torch.zeros(page_shape(config, len(keys), torch.int8), dtype=torch.int8, device=keys.device)
     pages = layer_pages(memory, config)[0]
     assert pages.scales is not None

@@ -13,6 +13,7 @@ from weir.bench.quality import WINDOW_TOKENS
 from weir.model.files.config import load_model_config
 from weir.model.files.source import resolve_model
 from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.torch.key_balance import balance_keys
 from weir.model.torch.weights import load_weights
 
 
@@ -45,12 +46,15 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--max-tokens", type=int, default=8192)
     parser.add_argument("--key-outliers", type=float, default=1.0, help="factor of one pair of channels of every key")
+    parser.add_argument("--balance-keys", action="store_true", help="as for pages of int8")
     parser.add_argument("--only", default="", help="formats whose name has this in it")
     asked = parser.parse_args()
     source = resolve_model(asked.model)
     config = load_model_config(source)
     token_ids = torch.tensor(load_tokenizer(source).encode(asked.text.read_text())[: asked.max_tokens])
     weights = with_key_outliers(load_weights(source, config), config, asked.key_outliers)
+    if asked.balance_keys:
+        balance_keys(weights, config)
     formats = {name: used for name, used in FORMATS.items() if asked.only in name}
     rounded = {used.weights: rounded_weights(weights, used.weights) for used in formats.values()}
     sums = {name: Sums() for name in ("fp32", *formats)}

@@ -44,6 +44,11 @@ def int8_heads(heads: torch.Tensor) -> torch.Tensor:
     return values.float() * scales[..., None]
 
 
+def int8_groups(heads: torch.Tensor) -> torch.Tensor:
+    values, scales = quantize_heads(heads.unflatten(-1, (-1, 16)))  # type: ignore[no-untyped-call]
+    return (values.float() * scales[..., None]).view(heads.shape)
+
+
 def int8_plain(rows: torch.Tensor) -> torch.Tensor:
     """One scale for all that is written at once: a bound on what one for a layer could do."""
     scale = rows.abs().max().clamp(min=LEAST_AMAX) / INT8_MAX
@@ -67,6 +72,8 @@ FORMATS = {
     "E4M3 pages, no scale": Format(keys=e4m3_plain, values=e4m3_plain),
     "E4M3 pages, a scale a head of a token": Format(keys=e4m3_rows, values=e4m3_rows),
     "int8 pages, a scale a head of a token": Format(keys=int8_heads, values=int8_heads),
+    "int8 pages, a scale 16 numbers": Format(keys=int8_groups, values=int8_groups),
+    "mixed pages, E4M3 keys and int8 values": Format(keys=e4m3_rows, values=int8_heads),
     "int8 pages, one scale a layer": Format(keys=int8_plain, values=int8_plain),
     "E4M3 weights, a scale a tensor": Format(weights=e4m3_tensor),
     "E4M3 weights, a scale a row": Format(weights=e4m3_rows),
@@ -80,8 +87,13 @@ def rounded_weights(weights: Weights, weights_format: Rounding) -> Weights:
     """All matrices of the layers; norms, biases and embedding stay."""
 
     def rounded(layer: LayerWeights) -> LayerWeights:
-        names = ("query_key_value", "attention_output", "gate_up", "down")
-        return replace(layer, **{name: weights_format(getattr(layer, name)) for name in names})
+        return replace(
+            layer,
+            query_key_value=weights_format(layer.query_key_value),
+            attention_output=weights_format(layer.attention_output),
+            gate_up=weights_format(layer.gate_up),
+            down=weights_format(layer.down),
+        )
 
     return replace(weights, layers=tuple(map(rounded, weights.layers)))
 

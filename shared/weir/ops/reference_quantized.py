@@ -88,7 +88,7 @@ def rotary_kv_write(
     num_kv_heads = keys.shape[1]
     num_heads = query_key_value.shape[1] - 2 * num_kv_heads
     row_cos, row_sin = cos[positions.long()][:, None], sin[positions.long()][:, None]
-    queries, new_keys, new_values = query_key_value.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    queries, new_keys, new_values = torch.split(query_key_value, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     rotated = reference.rotate(new_keys.float(), row_cos, row_sin)
     queries.copy_(reference.rotate(queries, row_cos, row_sin))
     kept = slot_mapping >= 0

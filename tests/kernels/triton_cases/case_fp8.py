@@ -39,7 +39,7 @@ def test_rows_are_quantized_to_the_bit_as_pytorch_rounds(num_rows: int, width: i
 
 def test_every_e4m3_number_and_every_tie_between_two_is_rounded_as_pytorch_does() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-    numbers = codes[codes.isfinite()].unique()
+    numbers = torch.unique(codes[codes.isfinite()])
     ties = (numbers[1:] + numbers[:-1]) / 2
     nearby = torch.cat([numbers, ties, ties * (1 + 2**-20), ties * (1 - 2**-20), torch.tensor([448.0])])
     out, scales = quantized(1, len(nearby))
@@ -123,12 +123,24 @@ def test_the_product_that_a_device_gets_is_right() -> None:
 
 
 def test_a_library_that_refuses_or_computes_something_else_is_not_used() -> None:
-    def refusing(*_: object) -> None:
+    def refusing(
+        rows: torch.Tensor,
+        row_scales: torch.Tensor,
+        matrix: torch.Tensor,
+        matrix_scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
         raise RuntimeError("row-wise scaling is for others\nat some place")
 
-    def wrong(*operands: torch.Tensor | None) -> None:
-        out = operands[-1]
-        assert out is not None
+    def wrong(
+        rows: torch.Tensor,
+        row_scales: torch.Tensor,
+        matrix: torch.Tensor,
+        matrix_scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
         out.zero_()
 
     assert products.problem_of(refusing, DEVICE) == "row-wise scaling is for others"

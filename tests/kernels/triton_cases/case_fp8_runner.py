@@ -42,7 +42,7 @@ def fp8_weights(weights: Weights) -> Weights:
         prefix, attention = f"model.layers.{number}", f"model.layers.{number}.self_attn"
         assert layer.query_key_value_bias is not None
         for stacked, kind in ((layer.query_key_value, "weight"), (layer.query_key_value_bias, "bias")):
-            parts = zip("qkv", stacked.split([query, key, key]), strict=True)
+            parts = zip("qkv", torch.split(stacked, [query, key, key]), strict=True)
             tensors |= {f"{attention}.{part}_proj.{kind}": tensor for part, tensor in parts}
         tensors |= {
             f"{prefix}.input_layernorm.weight": layer.attention_norm,

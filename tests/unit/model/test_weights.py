@@ -93,7 +93,6 @@ def test_matrices_of_layers_are_quantized_a_row_at_a_time_and_all_else_stays() -
     weights = filled_weights(torch.device("cpu"), kept, config, tensors.__getitem__)
     assert torch.equal(weights.output, tensors["lm_head.weight"])
     layer, prefix = weights.layers[1], "model.layers.1"
-    assert layer.scales is not None
     assert layer.query_key_value_bias is not None
     assert torch.equal(layer.query_key_value_bias[-32:], tensors[f"{prefix}.self_attn.v_proj.bias"][-32:])
     stacked = torch.cat([tensors[f"{prefix}.self_attn.{part}_proj.weight"] for part in "qkv"])
@@ -105,6 +104,7 @@ def test_matrices_of_layers_are_quantized_a_row_at_a_time_and_all_else_stays() -
         (layer.down, layer.scales.down, tensors[f"{prefix}.mlp.down_proj.weight"]),
     ):
         assert found.dtype is torch.float8_e4m3fn
+        assert scales is not None
         assert torch.equal(scales, meant.abs().amax(1) * (1 / 448))
         torch.testing.assert_close(found.float() * scales[:, None], meant, rtol=2**-4, atol=1e-4)
 

@@ -21,19 +21,19 @@ _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True, slots=True)
 class LayerScales:
-    """Of matrices in E4M3: fp32 [out] each, what a row of the matrix is to be multiplied by."""
+    """Of matrices in E4M3: fp32 [out] each, what a row of the matrix is to be multiplied by. None: of no other."""
 
-    query_key_value: torch.Tensor
-    attention_output: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    query_key_value: torch.Tensor | None = None
+    attention_output: torch.Tensor | None = None
+    gate_up: torch.Tensor | None = None
+    down: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Matrices are `[out, in]`; `query_key_value` and `gate_up` are stacked along `out`: one product does all.
 
-    Biases are None where the model has none, `scales` where the matrices are not E4M3.
+    Biases are None where the model has none.
     """
 
     attention_norm: torch.Tensor
@@ -44,7 +44,7 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
-    scales: LayerScales | None = None
+    scales: LayerScales = LayerScales()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _lay_out(layout: _Layout, kept: WeightFormat, config: ModelConfig) -> Weight
             down=matrix(hidden, config.intermediate_size),
             scales=LayerScales(*(layout.take(torch.float32, rows) for rows in (stacked, hidden, gate_up, hidden)))
             if kept.is_fp8
-            else None,
+            else LayerScales(),
         )
         for _ in range(config.num_layers)
     )
@@ -176,7 +176,8 @@ def _lay_out(layout: _Layout, kept: WeightFormat, config: ModelConfig) -> Weight
 
 def _scales_of(layer: LayerWeights) -> list[torch.Tensor]:
     scales = layer.scales
-    return [] if scales is None else [scales.query_key_value, scales.attention_output, scales.gate_up, scales.down]
+    found = (scales.query_key_value, scales.attention_output, scales.gate_up, scales.down)
+    return [each for each in found if each is not None]
 
 
 _Part = tuple[str, torch.Tensor, torch.Tensor | None]
@@ -191,17 +192,17 @@ def _parts(weights: Weights, config: ModelConfig) -> Iterator[_Part]:
         attention = f"{prefix}.self_attn"
         yield f"{prefix}.input_layernorm.weight", layer.attention_norm, None
         names, sizes = [f"{attention}.{part}_proj" for part in "qkv"], [query, key, key]
-        yield from _stacked(names, layer.query_key_value, scales and scales.query_key_value, sizes)
+        yield from _stacked(names, layer.query_key_value, scales.query_key_value, sizes)
         if layer.query_key_value_bias is not None:
             for name, bias in zip(names, torch.split(layer.query_key_value_bias, sizes), strict=True):
                 yield f"{name}.bias", bias, None
-        yield f"{attention}.o_proj.weight", layer.attention_output, scales and scales.attention_output
+        yield f"{attention}.o_proj.weight", layer.attention_output, scales.attention_output
         if layer.attention_output_bias is not None:
             yield f"{attention}.o_proj.bias", layer.attention_output_bias, None
         yield f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm, None
         names, sizes = [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")], [config.intermediate_size] * 2
-        yield from _stacked(names, layer.gate_up, scales and scales.gate_up, sizes)
-        yield f"{prefix}.mlp.down_proj.weight", layer.down, scales and scales.down
+        yield from _stacked(names, layer.gate_up, scales.gate_up, sizes)
+        yield f"{prefix}.mlp.down_proj.weight", layer.down, scales.down
     yield "model.norm.weight", weights.final_norm, None
     if not config.tie_word_embeddings:
         yield "lm_head.weight", weights.output, None

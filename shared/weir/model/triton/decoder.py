@@ -93,7 +93,7 @@ class TritonDecoder:
             device,
         )
         self._cos, self._sin = _rotary_tables(config, device)
-        kept = WeightFormat(dtype, weights.layers[0].scales is not None)
+        kept = WeightFormat(dtype, weights.layers[0].down.dtype is torch.float8_e4m3fn)
         self._products = LayerProducts(kept, device)
         self._buffers = _make_buffers(config, limits.max_rows, kept, device, self._products)
         self._logits = torch.empty(limits.max_logit_rows, config.vocab_size, dtype=torch.float32, device=device)
@@ -124,9 +124,9 @@ class TritonDecoder:
             self._attention(number, layer, batch, buffers)
             scales = layer.scales
             products.norm(buffers.delta, layer.mlp_norm, epsilon, buffers.normed, buffers.residual)
-            products.multiply(buffers.normed, layer.gate_up, scales and scales.gate_up, None, buffers.gate_up)
+            products.multiply(buffers.normed, layer.gate_up, scales.gate_up, None, buffers.gate_up)
             products.gate(buffers.gate_up, buffers.gated)
-            products.multiply(buffers.gated, layer.down, scales and scales.down, None, buffers.delta)
+            products.multiply(buffers.gated, layer.down, scales.down, None, buffers.delta)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """fp32 [rows, vocabulary] of rows (int32) of the last `forward`; they are there until the next call.
@@ -146,7 +146,7 @@ class TritonDecoder:
         pages = self._layer_pages[number]
         products, scales = self._products, layer.scales
         matrix, bias = layer.query_key_value, layer.query_key_value_bias
-        products.multiply(buffers.normed, matrix, scales and scales.query_key_value, bias, buffers.projected)
+        products.multiply(buffers.normed, matrix, scales.query_key_value, bias, buffers.projected)
         heads = buffers.projected.view(len(buffers.projected), -1, head_dim)
         rotary_kv_write(
             heads, self._cos, self._sin, batch.positions, batch.slot_mapping, pages.keys, pages.values, pages.scales
@@ -170,7 +170,7 @@ class TritonDecoder:
             self._prefill(batch.prefill, queries[num_decodes:], pages, out[num_decodes:])
         rows = products.made_of(buffers.attended, buffers.quantized)
         matrix, bias = layer.attention_output, layer.attention_output_bias
-        products.multiply(rows, matrix, scales and scales.attention_output, bias, buffers.delta)
+        products.multiply(rows, matrix, scales.attention_output, bias, buffers.delta)
 
     def _prefill(self, index: PrefillIndex, queries: torch.Tensor, pages: LayerPages, out: torch.Tensor) -> None:
         paged_prefill(

@@ -22,6 +22,7 @@ from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.files.tensors import open_tensors
 from weir.model.precision import choose_arithmetic
+from weir.model.torch.key_balance import balance_keys
 from weir.model.torch.weights import (
     WeightFormat,
     Weights,
@@ -123,6 +124,8 @@ def load_on_device(
         def fill(memory: DeviceMemory) -> None:
             weights = weights_over(memory_tensor(memory, target)[:num_bytes], kept, config)
             fill_weights(weights, config, read())
+            if arithmetic in INT8_PAGES:
+                balance_keys(weights, config)
             if target.type == "cuda":
                 torch.cuda.synchronize(target)  # others read it as soon as this returns
 
@@ -136,6 +139,8 @@ def load_on_device(
     if target.type == "cuda":
         _check_memory(source, config, target, kept)
     weights = filled_weights(target, kept, config, read())
+    if arithmetic in INT8_PAGES:
+        balance_keys(weights, config)
     return DeviceWeights(config, weights, arithmetic, target)
 
 

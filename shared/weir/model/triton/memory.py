@@ -89,10 +89,10 @@ def layer_pages(pages: torch.Tensor, config: ModelConfig) -> list[LayerPages]:
     """Of every layer. `pages` are of `page_shape`."""
     if pages.dtype is not torch.int8:
         return [LayerPages(pages[:, layer, 0], pages[:, layer, 1], None) for layer in range(config.num_layers)]
-    shape = (config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS)
-    num_numbers = int(np.prod(shape)) * config.head_dim
-    numbers = pages[:, :num_numbers].unflatten(1, (*shape, config.head_dim))
-    scales = pages[:, num_numbers:].view(torch.float32).unflatten(1, shape)
+    shape = (len(pages), config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS)
+    num_numbers = int(np.prod(shape[1:])) * config.head_dim
+    numbers = pages[:, :num_numbers].view(*shape, config.head_dim)
+    scales = pages[:, num_numbers:].view(torch.float32).view(shape)
     return [
         LayerPages(numbers[:, layer, 0], numbers[:, layer, 1], KvScales(scales[:, layer, 0], scales[:, layer, 1]))
         for layer in range(config.num_layers)

@@ -58,16 +58,18 @@ def load_page_scales(
 ):
     """What the keys and the values of rows o_n of one head are to be multiplied by [BLOCK_N]; nothing of use if they
     are not int8."""
-    if not IS_INT8:
-        return o_n, o_n
-    if MASKED:
-        b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0)
-        o_scale = b_page.to(tl.int64) * stride_scale_page + o_n % PAGE
-        return tl.load(p_key_scales + o_scale, mask=m_n, other=0.0), tl.load(
-            p_value_scales + o_scale, mask=m_n, other=0.0
-        )
-    o_scale = tl.load(p_table + o_n // PAGE).to(tl.int64) * stride_scale_page + o_n % PAGE
-    return tl.load(p_key_scales + o_scale), tl.load(p_value_scales + o_scale)
+    b_key_scale, b_value_scale = o_n, o_n
+    if IS_INT8:
+        if MASKED:
+            b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0)
+            o_scale = b_page.to(tl.int64) * stride_scale_page + o_n % PAGE
+            b_key_scale = tl.load(p_key_scales + o_scale, mask=m_n, other=0.0)
+            b_value_scale = tl.load(p_value_scales + o_scale, mask=m_n, other=0.0)
+        else:
+            o_scale = tl.load(p_table + o_n // PAGE).to(tl.int64) * stride_scale_page + o_n % PAGE
+            b_key_scale = tl.load(p_key_scales + o_scale)
+            b_value_scale = tl.load(p_value_scales + o_scale)
+    return b_key_scale, b_value_scale
 
 
 @triton.jit

@@ -50,10 +50,12 @@ class DecodeWork:
 def decode_tiles(head_dim: int, dtype: torch.dtype) -> DecodeTiles:
     """A block is 32 KiB of keys and values, read two blocks ahead, so that a few programs on a multiprocessor keep
     enough bytes in flight to hide memory latency. Triton's pipeliner halves the stages of a load whose address comes
-    from another load, as a page's does: 5 stages read 2 blocks ahead, 3 and 4 only 1.
+    from another load, as a page's does: 5 stages read 2 blocks ahead, 3 and 4 only 1. Blocks of int8 have half the
+    bytes, for they are widened in registers, and 4 of them are read ahead.
     """
-    block_tokens = min(128, 16384 // (triton.next_power_of_2(head_dim) * dtype.itemsize))
-    return DecodeTiles(split_tokens=256, block_tokens=block_tokens, num_warps=4, num_stages=5)
+    is_int8 = dtype is torch.int8
+    block_tokens = min(128, 16384 // (triton.next_power_of_2(head_dim) * (2 if is_int8 else dtype.itemsize)))
+    return DecodeTiles(256, block_tokens, num_warps=4, num_stages=9 if is_int8 else 5)
 
 
 def most_splits(max_context_tokens: int, tiles: DecodeTiles) -> int:

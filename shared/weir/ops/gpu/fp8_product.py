@@ -185,7 +185,10 @@ def problem_of(product: Fp8Product, device: torch.device) -> str:
     expected = reference_quantized.scaled_product(rows, row_scales, matrix, matrix_scales, bias, torch.float32)
     out = torch.empty(_PROBE_ROWS, _PROBE_OUT, dtype=torch.bfloat16, device=device)
     try:
-        product(*(tensor.to(device) for tensor in (rows, row_scales, matrix, matrix_scales, bias)), out)
+        rows, row_scales, matrix, matrix_scales, bias = (
+            tensor.to(device) for tensor in (rows, row_scales, matrix, matrix_scales, bias)
+        )
+        product(rows, row_scales, matrix, matrix_scales, bias, out)
         found = out.float().cpu()
     except (RuntimeError, TypeError, ValueError) as error:
         return str(error).partition("\n")[0]
