@@ -35,37 +35,41 @@ page_bytes = page_geometry(weights.config, weights.arithmetic).page_bytes
 geometry = ArenaGeometry(page_bytes, 8, num_slots=1, max_context_tokens=128, pages_on_device=True)
 memory = HostMemory.create(geometry.page_memory_bytes)
 runner = weights.runner_over(memory, geometry, max_rows=64, max_sequences=4)
-tokens, start = list(prompt), 0
+tokens, start, found = list(prompt), 0, []
 for index in range(num_tokens):
     table = tuple(range(num_pages_for(len(tokens))))
-    spec = SampleSpec(SamplingParams(temperature=0.0), index)
+    spec = SampleSpec(SamplingParams(temperature=1.0, seed=77, logprobs=1), index)
     chunk = ChunkPlan(0, start, tuple(tokens[start:]), table, spec)
     start = len(tokens)
-    tokens.append(runner.run(StepPlan(0, (chunk,))).token_ids[0])
-print(json.dumps(tokens[len(prompt):]))
+    result = runner.run(StepPlan(0, (chunk,)))
+    tokens.append(result.token_ids[0])
+    found.append((result.token_ids[0], result.logprobs[0].logprob))
+print(json.dumps(found))
 """
 
 
-def tokens_of_one_worker() -> list[int]:
+def scores_of_one_worker() -> list[tuple[int, float]]:
+    """Tokens, and their log-probabilities, which tell more of the pages than tokens do."""
     arguments = [sys.executable, "-c", _ONE_WORKER, json.dumps([PROMPT, NUM_TOKENS])]
     child = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=100)
     assert child.returncode == 0, child.stderr[-2000:]
-    token_ids: list[int] = json.loads(child.stdout)
-    return token_ids
+    return [(token_id, logprob) for token_id, logprob in json.loads(child.stdout)]
 
 
 def test_two_workers_say_what_one_says(tmp_path: Path) -> None:
-    expected = tokens_of_one_worker()
-    assert len(set(expected)) > 2, "one token fits any model"
+    expected = scores_of_one_worker()
+    assert len(set(expected)) > 3, "one token fits any model"
     model = ("--load", "dummy", "--model-shape", "tiny", "--max-context-tokens", "128")
     flags = ("--device", "interpreter", "--precision", "fp8-kv8", *model, "--arena-bytes", str(8 << 20))
-    options = GenerateOptions(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    options = GenerateOptions(temperature=1.0, seed=77, logprobs=1, max_tokens=NUM_TOKENS, ignore_eos=True)
     config = load_model_config(resolve_model("dummy:tiny"))
     with Stack(tmp_path, flags=flags, environ={"WEIR_SERVES_LOCALLY": "false"}) as stack:
         with WeirClient(stack.grpc_address) as client:
             for _ in ("computed", "from the prefix cache"):
-                found = [token_id for chunk in client.generate(PROMPT, options) for token_id in chunk.token_ids]
-                assert found == expected
+                scores = [score for chunk in client.generate(PROMPT, options) for score in chunk.logprobs]
+                assert [score.token_id for score in scores] == [token_id for token_id, _ in expected]
+                logprobs = [logprob for _, logprob in expected]
+                assert [score.logprob for score in scores] == pytest.approx(logprobs, abs=1e-3)
         assert stack.metric("transfer", "weights_bytes") == weights_bytes(config, WeightFormat(torch.float16, True))
         assert stack.metric("decode", "taken_over_total") == 2
         assert stack.integrity_errors() == []

@@ -92,7 +92,7 @@ def test_a_model_whose_matrices_do_not_fit_e4m3_products_is_refused(
 ) -> None:
     config = replace(load_model_config(tiny.source), head_dim=16, num_heads=4, num_kv_heads=2)
     assert choose_arithmetic("fp8", config, "cuda") == "fp8"
-    with pytest.raises(ModelError, match=f"precision fp8: {named}.*; use --precision bf16 for it"):
+    with pytest.raises(ModelError, match=f"precision fp8: {named}.*; use --precision bf16 for this model"):
         choose_arithmetic("fp8", replace(config, **change), "cuda")
 
 

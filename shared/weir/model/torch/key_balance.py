@@ -1,9 +1,9 @@
 """Keys whose channels are about as large as each other, for pages that keep one scale for all channels of a head.
 
 Some channels of keys are many times as large as the others (Liu et al.: "KIVI", 2024), and a scale that fits them
-leaves few steps to the rest. A channel that is divided, and met by queries that are multiplied, gives the same scores: after
-the rotary embedding too, if both channels of a pair that it turns have the same factor. Factors are powers of two,
-which changes no bit of a score.
+leaves few steps to the rest. A channel that is divided, and met by queries that are multiplied, gives the same scores,
+after the rotary embedding too, if both channels of a pair that it turns have the same factor. Factors are powers of
+two, which changes no bit of a score.
 """
 
 import torch
