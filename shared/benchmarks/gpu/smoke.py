@@ -6,12 +6,13 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu import cases, cases_quantized
+from benchmarks.gpu import cases
 from benchmarks.gpu.case_loop import CaseLoop
 from benchmarks.gpu.cases import AttentionShape, KernelCase
 from benchmarks.gpu.kernels import MAX_ERROR
 from benchmarks.gpu.model import CudaKind, prefill_and_decode
 from benchmarks.gpu.output import Record
+from benchmarks.quality import kernel_cases
 from weir.model.triton.batch import TritonLimits
 from weir.ops.gpu.fp8_product import fp8_product
 
@@ -32,11 +33,11 @@ def makers_of(device: torch.device, compute_capability: int) -> Mapping[str, Cal
         "rms_norm": partial(cases.norm_case, 5, 4096, device),
         "silu_mul": partial(cases.silu_case, 5, 4096, device),
         "rotary_kv_write": partial(cases.rotary_case, _SHAPE, 37, device),
-        "rms_norm to E4M3": partial(cases_quantized.fp8_norm_case, 5, 4096, device),
-        "silu_mul to E4M3": partial(cases_quantized.fp8_silu_case, 5, 4096, device),
-        "E4M3 product": partial(cases_quantized.fp8_product_case, 5, 256, 512, device),
-        "E4M3 product, own": partial(cases_quantized.fp8_product_case, 70, 256, 512, device, fp8_product),
-        "paged_decode, int8": partial(cases_quantized.int8_decode_case, _SHAPE, _LENGTHS, device),
+        "rms_norm to E4M3": partial(kernel_cases.fp8_norm_case, 5, 4096, device),
+        "silu_mul to E4M3": partial(kernel_cases.fp8_silu_case, 5, 4096, device),
+        "E4M3 product": partial(kernel_cases.fp8_product_case, 5, 256, 512, device),
+        "E4M3 product, own": partial(kernel_cases.fp8_product_case, 70, 256, 512, device, fp8_product),
+        "paged_decode, int8": partial(kernel_cases.int8_decode_case, _SHAPE, _LENGTHS, device),
         "sampling": partial(cases.sampling_case, 4, 32000, device),
     }
 

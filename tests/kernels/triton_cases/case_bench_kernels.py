@@ -9,10 +9,11 @@ import pytest
 import torch
 from tests.kernels.triton_cases.support import COMPUTE_CAPABILITY, DEVICE
 
-from benchmarks.gpu import cases, cases_quantized
+from benchmarks.gpu import cases
 from benchmarks.gpu.cases import AttentionShape, KernelCase
 from benchmarks.gpu.kernels import KernelReport, as_json, as_lines, measure
 from benchmarks.gpu.timer import Ceilings, Timing
+from benchmarks.quality import kernel_cases
 
 SHAPE = AttentionShape("tiny", 4, 2, 64)
 CEILINGS = Ceilings(copy_bytes_a_second=1e12, matmul_flops_a_second=1e14)
@@ -21,10 +22,10 @@ MAKERS = [
     pytest.param(partial(cases.decode_case, SHAPE, [5, 40], DEVICE, torch.float16), id="ragged-decode"),
     pytest.param(partial(cases.norm_case, 3, 64, DEVICE), id="norm"),
     pytest.param(partial(cases.silu_case, 3, 64, DEVICE), id="silu"),
-    pytest.param(partial(cases_quantized.fp8_norm_case, 3, 64, DEVICE), id="norm-E4M3"),
-    pytest.param(partial(cases_quantized.fp8_silu_case, 3, 64, DEVICE), id="silu-E4M3"),
-    pytest.param(partial(cases_quantized.fp8_product_case, 3, 48, 64, DEVICE), id="product-E4M3"),
-    pytest.param(partial(cases_quantized.int8_decode_case, SHAPE, [5, 40], DEVICE, torch.float16), id="decode-int8"),
+    pytest.param(partial(kernel_cases.fp8_norm_case, 3, 64, DEVICE), id="norm-E4M3"),
+    pytest.param(partial(kernel_cases.fp8_silu_case, 3, 64, DEVICE), id="silu-E4M3"),
+    pytest.param(partial(kernel_cases.fp8_product_case, 3, 48, 64, DEVICE), id="product-E4M3"),
+    pytest.param(partial(kernel_cases.int8_decode_case, SHAPE, [5, 40], DEVICE, torch.float16), id="decode-int8"),
     pytest.param(partial(cases.rotary_case, SHAPE, 5, DEVICE), id="rotary"),
     pytest.param(partial(cases.sampling_case, 3, 1000, DEVICE), id="sampling"),
     pytest.param(

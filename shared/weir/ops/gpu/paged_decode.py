@@ -253,9 +253,8 @@ def paged_decode(
     found = check_kv_scales(keys, scales)
     check_shape("out", out, queries.shape)
     check_rows("out", out)
-    check_shape("work.items", work.items, (None,))
-    check_shape("work.num_items", work.num_items, (1,))
-    for name, tensor in (("work.items", work.items), ("work.num_items", work.num_items)):
+    for name, tensor, length in (("work.items", work.items, None), ("work.num_items", work.num_items, 1)):
+        check_shape(name, tensor, (length,))
         check_dtype(name, tensor, torch.int32)
     num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
     _check_scratch(scratch, queries, work.size.max_splits)
@@ -276,15 +275,10 @@ def paged_decode(
         found.keys,
         found.values,
         scale * LOG2_E,
-        queries.stride(0),
-        queries.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        keys.stride(2),
-        found.keys.stride(0),
-        found.keys.stride(1),
-        out.stride(0),
-        out.stride(1),
+        *queries.stride()[:2],
+        *keys.stride()[:3],
+        *found.keys.stride()[:2],
+        *out.stride()[:2],
         scratch.lse.shape[2],
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,

@@ -76,7 +76,6 @@ def paged_prefill_kernel(
     m_q = m_row[:, None] & (o_d < HEAD_DIM)[None, :]
     p_q = p_queries + (o_row * stride_query_row + o_head * stride_query_head)[:, None] + o_d[None, :]
     b_q = tl.load(p_q, mask=m_q, other=0.0)  # [BLOCK_M, BLOCK_D]
-    b_position = first_position + o_query  # [BLOCK_M]
 
     p_table = p_tables + i_sequence * stride_table
     p_k = p_keys + i_kv_head * stride_kv_head
@@ -99,7 +98,7 @@ def paged_prefill_kernel(
         m_n = first + o_n < end
         b_k = load_page_rows(p_k, p_table, first + o_n, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
         b_v = load_page_rows(p_v, p_table, first + o_n, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
-        m_s = (first + o_n)[None, :] <= b_position[:, None]
+        m_s = (first + o_n)[None, :] <= (first_position + o_query)[:, None]
         b_ks, b_vs = load_page_scales(p_ks, p_vs, p_table, first + o_n, m_n, stride_scale_page, PAGE, True, IS_INT8)
         b_max, b_sum, b_acc = attend_block(
             b_q, b_k, b_v, b_ks, b_vs, b_max, b_sum, b_acc, m_s, scale_log2, True, IS_INT8
@@ -204,16 +203,11 @@ def paged_prefill(
         found.keys,
         found.values,
         scale * LOG2_E,
-        queries.stride(0),
-        queries.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        keys.stride(2),
-        found.keys.stride(0),
-        found.keys.stride(1),
+        *queries.stride()[:2],
+        *keys.stride()[:3],
+        *found.keys.stride()[:2],
         block_tables.stride(0),
-        out.stride(0),
-        out.stride(1),
+        *out.stride()[:2],
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
