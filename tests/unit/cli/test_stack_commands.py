@@ -87,6 +87,11 @@ def orphan(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
         (("--http-port", "70000"), {}, "http_port 70000: must be in [1, 65535] (from --http-port)"),
         (("--http-port", "50051"), {}, "http_port 50051: is also the grpc_port; they must differ (from --http-port)"),
         (("--precision", "fp7"), {}, "--precision 'fp7': must be one of auto, int8, fp32"),
+        (
+            ("--precision", "fp8"),
+            {},
+            "precision fp8: device cpu computes in int8 or fp32; auto is int8",
+        ),
         (("--nats", "here:4222"), {}, "nats 'here:4222': must start with nats:// or tls:// (from --nats)"),
         (("--otlp-endpoint", "x:1"), {}, "otlp_endpoint 'x:1': must start with http:// or https:// (from --otlp"),
         (("--policy", "nope"), {}, "--policy: policy 'nope': must be one of fcfs, "),
