@@ -73,7 +73,7 @@ def test_a_norm_is_quantized_as_the_reference_does(hidden: int, has_residual: bo
         assert torch.equal(residual, expected_residual)
 
 
-@pytest.mark.parametrize(("num_rows", "width"), [(1, 1), (3, 63), (2, 1536), (5, 5000)])
+@pytest.mark.parametrize(("num_rows", "width"), [(1, 1), (3, 63), (2, 4096), (5, 5000)])
 def test_a_gate_is_quantized_as_the_reference_does(num_rows: int, width: int) -> None:
     torch.manual_seed(44)
     gate_up = normal(num_rows, 2 * width)
@@ -154,7 +154,7 @@ def test_misfits_are_named() -> None:
     with pytest.raises(ValueError, match=r"out is torch\.float32, expected torch\.float8_e4m3fn"):
         rms_norm(normal(2, 63), normal(63), 1e-5, poisoned(2, 63), None, scales)
     with pytest.raises(ValueError, match="32769 columns"):
-        silu_mul_quantize(normal(1, 2 * 32769), *quantized(1, 32769))
+        quantize_rows(normal(1, 32769), *quantized(1, 32769))
     rows, row_scales, matrix, matrix_scales = operands(3, 32, 64)
     with pytest.raises(ValueError, match=r"matrix has shape \[32, 64\], expected \[32, 48\]"):
         products.fp8_product(rows[:, :48], row_scales, matrix, matrix_scales, None, poisoned(3, 32))

@@ -13,6 +13,7 @@ from weir.ops.head_dims import WIDEST_QUANTIZED_ROW
 from weir.ops.reference_quantized import E4M3_MAX, LEAST_AMAX
 
 _ELEMENTS_PER_WARP = 512
+_GATE_BLOCK = 4096
 _E4M3_MAX = tl.constexpr(E4M3_MAX)
 _SCALE_OF_MAX = tl.constexpr(1.0 / E4M3_MAX)
 _LEAST_AMAX = tl.constexpr(LEAST_AMAX)
@@ -64,6 +65,16 @@ def quantize_rows_kernel(p_rows, p_out, p_scales, stride_row, stride_out, WIDTH:
 
 
 @triton.jit
+def load_gated(p_gate, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """gate * sigmoid(gate) * up in fp32, of BLOCK columns of a row from `first` on; 0 beyond WIDTH."""
+    o_column = first + tl.arange(0, BLOCK)
+    m_column = o_column < WIDTH
+    b_gate = tl.load(p_gate + o_column, mask=m_column, other=0.0).to(tl.float32)
+    b_up = tl.load(p_gate + WIDTH + o_column, mask=m_column, other=0.0).to(tl.float32)
+    return b_gate * tl.sigmoid(b_gate) * b_up
+
+
+@triton.jit
 def silu_mul_quantize_kernel(
     p_gate_up,
     p_out,
@@ -73,15 +84,19 @@ def silu_mul_quantize_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row): gate * sigmoid(gate) * up in fp32, which is quantized as it is."""
+    """Program (row), which is computed twice, for its greatest magnitude and for itself: not all has room in registers."""
     i_row = tl.program_id(0).to(tl.int64)
-    o_column = tl.arange(0, BLOCK)
-    m_column = o_column < WIDTH
-    p_gate = p_gate_up + i_row * stride_row + o_column
-    b_gate = tl.load(p_gate, mask=m_column, other=0.0).to(tl.float32)
-    b_up = tl.load(p_gate + WIDTH, mask=m_column, other=0.0).to(tl.float32)
-    b_row = b_gate * tl.sigmoid(b_gate) * b_up
-    store_quantized(b_row, p_out + i_row * stride_out + o_column, p_scales + i_row, m_column)
+    o_block = tl.arange(0, BLOCK)
+    p_gate = p_gate_up + i_row * stride_row
+    b_most = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, WIDTH, BLOCK):
+        b_most = tl.maximum(b_most, tl.abs(load_gated(p_gate, first, WIDTH, BLOCK)))
+    b_amax = tl.maximum(tl.max(b_most, 0), _LEAST_AMAX)
+    tl.store(p_scales + i_row, b_amax * _SCALE_OF_MAX)
+    b_inverse = tl.div_rn(_E4M3_MAX, b_amax)
+    for first in range(0, WIDTH, BLOCK):
+        b_codes = to_e4m3(load_gated(p_gate, first, WIDTH, BLOCK) * b_inverse)
+        tl.store(p_out + i_row * stride_out + first + o_block, b_codes, mask=first + o_block < WIDTH)
 
 
 def quantize_rows(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
@@ -94,6 +109,10 @@ def quantize_rows(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -
     num_rows, width = rows.shape
     check_rows("rows", rows)
     check_quantized(out, scales, num_rows, width)
+    if width > WIDEST_QUANTIZED_ROW:
+        raise ValueError(
+            f"rows have {width} columns, the kernel keeps a row in registers and takes {WIDEST_QUANTIZED_ROW}"
+        )
     if num_rows == 0:
         return
     block = triton.next_power_of_2(width)
@@ -114,7 +133,7 @@ def silu_mul_quantize(gate_up: torch.Tensor, out: torch.Tensor, scales: torch.Te
     `reference_quantized.silu_mul_quantize`.
 
     Raises:
-        ValueError: a shape, type or stride does not fit, or a row has more than 32,768 columns.
+        ValueError: a shape, type or stride does not fit.
     """
     num_rows, width = out.shape
     check_shape("gate_up", gate_up, (num_rows, 2 * width))
@@ -122,7 +141,7 @@ def silu_mul_quantize(gate_up: torch.Tensor, out: torch.Tensor, scales: torch.Te
     check_quantized(out, scales, num_rows, width)
     if num_rows == 0:
         return
-    block = triton.next_power_of_2(width)
+    block = min(triton.next_power_of_2(width), _GATE_BLOCK)
     silu_mul_quantize_kernel[num_rows,](
         gate_up,
         out.view(torch.uint8),
@@ -143,10 +162,6 @@ def check_quantized(out: torch.Tensor, scales: torch.Tensor, num_rows: int, widt
     check_shape("scales", scales, (num_rows,))
     check_dtype("scales", scales, torch.float32)
     check_rows("scales", scales)
-    if width > WIDEST_QUANTIZED_ROW:
-        raise ValueError(
-            f"rows have {width} columns, the kernel keeps a row in registers and takes {WIDEST_QUANTIZED_ROW}"
-        )
 
 
 def warps_of_row(block: int) -> int:
