@@ -78,10 +78,9 @@ def fp8_obstacle(config: ModelConfig) -> str:
     wrong = [
         f"{name} is {size}, expected a multiple of {_PRODUCT_STEP}" for name, size in sizes if size % _PRODUCT_STEP
     ]
-    if config.intermediate_size > WIDEST_QUANTIZED_ROW:
-        wrong.append(
-            f"intermediate_size is {config.intermediate_size}, a row is quantized up to {WIDEST_QUANTIZED_ROW}"
-        )
+    width = config.num_heads * config.head_dim
+    if width > WIDEST_QUANTIZED_ROW:
+        wrong.append(f"num_heads * head_dim is {width}, a row is quantized up to {WIDEST_QUANTIZED_ROW}")
     return "; ".join(wrong)
 
 

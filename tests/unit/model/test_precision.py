@@ -84,7 +84,7 @@ def test_a_model_that_the_kernels_of_a_device_cannot_compute_is_refused(tiny: Ti
             {"num_heads": 3, "num_kv_heads": 1, "head_dim": 24},
             r"num_heads \* head_dim is 72, expected a multiple of 16",
         ),
-        ({"intermediate_size": 40000}, "intermediate_size is 40000, a row is quantized up to 32768"),
+        ({"num_heads": 4096}, r"num_heads \* head_dim is 65536, a row is quantized up to 32768"),
     ],
 )
 def test_a_model_whose_matrices_do_not_fit_e4m3_products_is_refused(

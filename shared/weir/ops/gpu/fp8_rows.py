@@ -84,7 +84,7 @@ def silu_mul_quantize_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row), which is computed twice, for its greatest magnitude and for itself: not all has room in registers."""
+    """Program (row), which is computed twice, for its greatest magnitude and for itself: registers have no room."""
     i_row = tl.program_id(0).to(tl.int64)
     o_block = tl.arange(0, BLOCK)
     p_gate = p_gate_up + i_row * stride_row
