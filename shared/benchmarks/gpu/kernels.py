@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu import cases
 from benchmarks.gpu.cases import KernelCase
 from benchmarks.gpu.timer import Ceilings, CudaTimer, Timer, Timing, measure_ceilings
-from weir.ops.gpu.paged_decode import DecodeTiles
+from weir.ops.gpu.decode_work import DecodeTiles
 
 MAX_ERROR = 2e-2
 """Of the reference's greatest value; bf16 has 8 bits."""

@@ -1,4 +1,4 @@
-"""Each kernel once in bf16 beside its reference, on small shapes, and one graph: does anything run here at all?"""
+"""Each kernel once beside its reference, on small shapes, and one graph: does anything run here at all?"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,9 @@ from benchmarks.gpu.cases import AttentionShape, KernelCase
 from benchmarks.gpu.kernels import MAX_ERROR
 from benchmarks.gpu.model import CudaKind, prefill_and_decode
 from benchmarks.gpu.output import Record
+from benchmarks.quality import kernel_cases
 from weir.model.triton.batch import TritonLimits
+from weir.ops.gpu.fp8_product import fp8_product
 
 _SHAPE = AttentionShape("small", 8, 2, 128)
 _LENGTHS = [5, 40, 700]
@@ -32,6 +34,11 @@ def makers_of(device: torch.device, compute_capability: int) -> Mapping[str, Cal
         "rms_norm": partial(cases.norm_case, 5, 4096, device),
         "silu_mul": partial(cases.silu_case, 5, 4096, device),
         "rotary_kv_write": partial(cases.rotary_case, _SHAPE, 37, device),
+        "rms_norm to E4M3": partial(kernel_cases.fp8_norm_case, 5, 4096, device),
+        "silu_mul to E4M3": partial(kernel_cases.fp8_silu_case, 5, 4096, device),
+        "E4M3 product": partial(kernel_cases.fp8_product_case, 5, 256, 512, device),
+        "E4M3 product, own": partial(kernel_cases.fp8_product_case, 70, 256, 512, device, fp8_product),
+        "paged_decode, int8": partial(kernel_cases.int8_decode_case, _SHAPE, _LENGTHS, device),
         "sampling": partial(cases.sampling_case, 4, 32000, device),
     }
 

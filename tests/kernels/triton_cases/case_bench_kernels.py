@@ -14,6 +14,7 @@ from benchmarks.gpu.cases import AttentionShape, KernelCase
 from benchmarks.gpu.kernels import KernelReport, as_json, as_lines, measure
 from benchmarks.gpu.products import time_exact_products
 from benchmarks.gpu.timer import Ceilings, Timing
+from benchmarks.quality import kernel_cases
 from weir.model.files.dummy import shape_named
 
 SHAPE = AttentionShape("tiny", 4, 2, 64)
@@ -24,6 +25,10 @@ MAKERS = [
     pytest.param(partial(cases.linear_case, 3, 70, 96, DEVICE, torch.float16), id="exact-linear"),
     pytest.param(partial(cases.norm_case, 3, 64, DEVICE), id="norm"),
     pytest.param(partial(cases.silu_case, 3, 64, DEVICE), id="silu"),
+    pytest.param(partial(kernel_cases.fp8_norm_case, 3, 64, DEVICE), id="norm-E4M3"),
+    pytest.param(partial(kernel_cases.fp8_silu_case, 3, 64, DEVICE), id="silu-E4M3"),
+    pytest.param(partial(kernel_cases.fp8_product_case, 3, 48, 64, DEVICE), id="product-E4M3"),
+    pytest.param(partial(kernel_cases.int8_decode_case, SHAPE, [5, 40], DEVICE, torch.float16), id="decode-int8"),
     pytest.param(partial(cases.rotary_case, SHAPE, 5, DEVICE), id="rotary"),
     pytest.param(partial(cases.sampling_case, 3, 1000, DEVICE), id="sampling"),
     pytest.param(
