@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from operator import mul
 
 _REFIT_EVERY = 32
 
@@ -43,7 +44,7 @@ class LeastSquares:
         self._num_observed = 0
 
     def predict(self, features: Sequence[float]) -> float:
-        return sum(coefficient * feature for coefficient, feature in zip(self._coefficients, features, strict=True))
+        return sum(map(mul, self._coefficients, features))
 
     def observe(self, features: Sequence[float], value: float) -> None:
         for row, left in enumerate(features):

@@ -112,6 +112,8 @@ class MagnusOrder:
 class _Bucket:
     """Requests of one serving time, by arrival."""
 
+    __slots__ = ("first_at_s", "first_id", "queue", "serving_s")
+
     def __init__(self, serving_s: float) -> None:
         self.serving_s = serving_s
         self.queue = KeyedQueue(lambda _: ())
@@ -119,18 +121,26 @@ class _Bucket:
         """When the oldest came."""
         self.first_id = ""
 
-    def add(self, request: Waiting) -> None:
+    def add(self, request: Waiting) -> bool:
+        """Whether it is the oldest now."""
         self.queue.add(request)
-        self._update_first()
+        is_first = (request.arrived_at_s, request.request_id) < (self.first_at_s, self.first_id)
+        if is_first:
+            self.first_at_s, self.first_id = request.arrived_at_s, request.request_id
+        return is_first
 
-    def discard(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> bool:
+        """Whether it was the oldest. Without requests the bucket is of no use any more."""
         self.queue.discard(request_id)
-        self._update_first()
-
-    def _update_first(self) -> None:
-        first = self.queue.try_peek_request()
+        was_first = request_id == self.first_id
+        first = self.queue.try_peek_request() if was_first else None
         if first is not None:
             self.first_at_s, self.first_id = first.arrived_at_s, first.request_id
+        return was_first
+
+    def is_older_than(self, other: "_Bucket") -> bool:
+        """By their oldest requests; ties by id."""
+        return (self.first_at_s, self.first_id) < (other.first_at_s, other.first_id)
 
 
 class _RatioQueue:
@@ -141,7 +151,7 @@ class _RatioQueue:
         self._buckets: dict[int, _Bucket] = {}
         self._bucket_by_id: dict[str, int] = {}
         self._peeked: tuple[float, str | None] | None = None
-        """Who is next, and when: as long as nobody comes or leaves."""
+        """Who is next, and when: as long as each bucket's oldest stays the same."""
 
     def __len__(self) -> int:
         return len(self._bucket_by_id)
@@ -152,35 +162,41 @@ class _RatioQueue:
     def add(self, request: Waiting) -> None:
         if request.request_id in self._bucket_by_id:
             raise ValueError(f"{request.request_id} is in the queue already")
-        self._peeked = None
         number = self._order.bucket_of(request)
         self._bucket_by_id[request.request_id] = number
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._buckets[number] = _Bucket(self._order.serving_s(number))
-        bucket.add(request)
+        if bucket.add(request):
+            self._peeked = None
 
     def discard(self, request_id: str) -> None:
         number = self._bucket_by_id.pop(request_id, None)
         if number is not None:
-            self._peeked = None
             bucket = self._buckets[number]
-            bucket.discard(request_id)
+            if bucket.discard(request_id):
+                self._peeked = None
             if not bucket.queue:
                 del self._buckets[number]
 
     def try_peek(self, now_s: float) -> str | None:
         if self._peeked is None or self._peeked[0] != now_s:
-            heads = [
-                ((one.first_at_s - now_s) / one.serving_s, one.first_at_s, one.first_id)
-                for one in self._buckets.values()
-            ]
-            self._peeked = now_s, min(heads)[2] if heads else None
+            self._peeked = now_s, self._try_longest_waiting(now_s)
         return self._peeked[1]
 
     def take(self, request_id: str, now_s: float) -> None:
         self.discard(request_id)
         self._order.started(request_id, now_s)
+
+    def _try_longest_waiting(self, now_s: float) -> str | None:
+        """By how many of its serving times a request has waited; ties by arrival, then by id."""
+        best: _Bucket | None = None
+        least = inf
+        for one in self._buckets.values():
+            ratio = (one.first_at_s - now_s) / one.serving_s
+            if ratio < least or (ratio == least and (best is None or one.is_older_than(best))):
+                best, least = one, ratio
+        return None if best is None else best.first_id
 
 
 @dataclass(frozen=True, slots=True)
