@@ -65,9 +65,9 @@ class KeyedQueue:
         return None if top is None else self._requests[top[1]]
 
     def move_first(self, to: "KeyedQueue") -> None:
-        """The first one waits in `to` from now on, under the key that it has here. Raises IndexError if nobody waits
-        here, ValueError if it waits there."""
-        key, request_id = self._heap.pop()
+        """The one that was peeked just now waits in `to` from now on, under the key that it has here. Raises ValueError
+        if it waits there."""
+        key, request_id = self._heap.pop_peeked()
         to._heap.push(request_id, key)
         to._requests[request_id] = self._requests.pop(request_id)
 

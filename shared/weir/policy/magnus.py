@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from weir.policy.estimators import LeastSquares, RecentMean
 from weir.policy.keyed_orders import KeyedQueue
@@ -25,6 +26,8 @@ from weir.policy.seams import BatchView, GateDecision, Member, OrderQueue, Polic
 
 _MAX_STARTED = 65_536
 _MIN_SERVING_S = 0.001
+_ROUNDING = 1e-9
+"""Of a response ratio; far more than what numbers are rounded by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,12 @@ class _Bucket:
         return (self.first_at_s, self.first_id) < (other.first_at_s, other.first_id)
 
 
+class _Peeked(NamedTuple):
+    at_s: float
+    until_s: float
+    request_id: str | None
+
+
 class _RatioQueue:
     """One queue by arrival for each serving time."""
 
@@ -150,8 +159,8 @@ class _RatioQueue:
         self._order = order
         self._buckets: dict[int, _Bucket] = {}
         self._bucket_by_id: dict[str, int] = {}
-        self._peeked: tuple[float, str | None] | None = None
-        """Who is next, and when: as long as each bucket's oldest stays the same."""
+        self._peeked: _Peeked | None = None
+        """Who is next, as long as each bucket's oldest stays the same."""
 
     def __len__(self) -> int:
         return len(self._bucket_by_id)
@@ -180,23 +189,36 @@ class _RatioQueue:
                 del self._buckets[number]
 
     def try_peek(self, now_s: float) -> str | None:
-        if self._peeked is None or self._peeked[0] != now_s:
-            self._peeked = now_s, self._try_longest_waiting(now_s)
-        return self._peeked[1]
+        peeked = self._peeked
+        if peeked is None or (now_s != peeked.at_s and not peeked.at_s < now_s < peeked.until_s):
+            peeked = self._peeked = self._peek(now_s)
+        return peeked.request_id
 
     def take(self, request_id: str, now_s: float) -> None:
         self.discard(request_id)
         self._order.started(request_id, now_s)
 
-    def _try_longest_waiting(self, now_s: float) -> str | None:
-        """By how many of its serving times a request has waited; ties by arrival, then by id."""
+    def _peek(self, now_s: float) -> _Peeked:
+        """Who has waited most of its serving times; ties by arrival, then by id.
+
+        All wait on, the quickest to serve gains most: until it could have caught up with the first, if it were the
+        second now, nobody has.
+        """
         best: _Bucket | None = None
-        least = inf
+        least = second = inf
         for one in self._buckets.values():
             ratio = (one.first_at_s - now_s) / one.serving_s
             if ratio < least or (ratio == least and (best is None or one.is_older_than(best))):
-                best, least = one, ratio
-        return None if best is None else best.first_id
+                best, least, second = one, ratio, least
+            elif ratio < second:
+                second = ratio
+        if best is None:
+            return _Peeked(now_s, inf, None)
+        gain_per_s = 1 / self._order.serving_s(min(self._buckets)) - 1 / best.serving_s
+        lead = max(0.0, second - least - _ROUNDING * (1 - least))
+        if lead == 0:
+            return _Peeked(now_s, now_s, best.first_id)
+        return _Peeked(now_s, now_s + lead / gain_per_s if gain_per_s > 0 else inf, best.first_id)
 
 
 @dataclass(frozen=True, slots=True)
