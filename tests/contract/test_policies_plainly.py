@@ -15,8 +15,8 @@ from tests.contract.plain_orders import (
     HighestRatio,
     PlainQueue,
     PrefillRate,
-    Ranked,
     Rank,
+    Ranked,
     Relegating,
 )
 from tests.contract.policy_requests import waiting

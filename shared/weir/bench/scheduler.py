@@ -2,9 +2,9 @@
 
 A decision is all that one request makes it do: it comes (submit), another ends and the next one is picked and placed
 (finish), whose prompt is then prefilled; after each, `decide`. All workers are busy and the queue stays as long
-as it is. Garbage collection is on, as in service. The times are processor time of the deciding thread: what else runs
-on the machine counts by what it leaves of caches and clock rates alone. How much that is, shows a constant loop that the
-same clock times after each decision: the same work each time, as much as a decision in the median.
+as it is. Garbage collection is on, as in service. The times are processor time of the deciding thread, which what else
+runs on the machine still makes longer, through caches and clock rates. How much, shows a constant loop that the same
+clock times after each decision: the same work each time, as much as a decision in the median, but hardly any memory.
 """
 
 import gc

@@ -45,7 +45,8 @@ class LeastSquares:
         self._num_observed = 0
 
     def predict(self, features: Sequence[float]) -> float:
-        return sum(map(mul, self._coefficients, features))
+        total: float = sum(map(mul, self._coefficients, features))
+        return total
 
     def observe(self, features: Sequence[float], value: float) -> None:
         decay = self._decay
