@@ -71,9 +71,9 @@ def run(order: Order, new_plain: Callable[[], PlainQueue], choose: random.Random
             queue.add(request)
             plain.add(request)
         elif action < share_of_adds + 0.1 and len(queue):
-            request_id = choose.choice(sorted(queue.ids()))
-            queue.discard(request_id)
-            plain.discard(request_id)
+            leaving = choose.choice(sorted(queue.ids()))
+            queue.discard(leaving)
+            plain.discard(leaving)
         elif (request_id := queue.try_peek(now_s)) is not None:
             queue.take(request_id, now_s)
             assert request_id == plain.try_peek(now_s)

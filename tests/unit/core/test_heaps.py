@@ -1,4 +1,4 @@
-"""A heap from which anything can be taken out is as good as a sorted list, and no change waits for all that is in it."""
+"""A heap from which anything can be taken out is as good as a sorted list; no change waits for all that is in it."""
 
 import random
 
