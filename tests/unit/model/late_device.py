@@ -65,6 +65,6 @@ def late_runner(
     """A runner on such a device, and its pages, all zero."""
     config = replace(shape_named("tiny"), max_context_tokens=limits.max_context_tokens)
     pages = empty_pages(config, num_pages, _CPU, torch.float32)
-    monkeypatch.setattr(triton_runner, "TritonDecoder", lambda *_: LateDecoder(pages, stream))
+    monkeypatch.setattr(triton_runner, "TritonDecoder", lambda *_, **__: LateDecoder(pages, stream))
     weights = dummy_weights_on(_CPU, WeightFormat(torch.float32), config)
     return triton_runner.TritonRunner(config, weights, pages, limits, lambda: stream.synchronize), pages

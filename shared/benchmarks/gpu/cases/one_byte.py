@@ -1,4 +1,4 @@
-"""Cases of the kernels that read and write numbers of one byte, as `benchmarks.gpu.cases` has them of the others."""
+"""Cases of the kernels that read and write numbers of one byte, as `full_width` has them of the others."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.cases import AttentionShape, KernelCase, kv_batch, relative_error
+from benchmarks.gpu.cases.full_width import AttentionShape, KernelCase, kv_batch, relative_error
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.files.dummy import shape_named
 from weir.model.triton.memory import LayerPages, layer_pages, page_shape
