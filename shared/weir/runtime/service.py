@@ -34,7 +34,7 @@ from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
 from weir.runtime.config import ConfigError, ServiceConfig
 from weir.runtime.logs import setup_logging
-from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
+from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit, spare_what_is_there
 from weir.runtime.telemetry import setup_tracing, shutdown_tracing
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
@@ -217,6 +217,7 @@ class _Service(Generic[_ConfigT]):
         self._listening.publish()
         _log.info("alive on %s", address)
         await self._component.start()
+        spare_what_is_there()
         self._readiness.open()
         for name in self._service_names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

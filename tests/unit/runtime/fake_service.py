@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import sys
@@ -49,6 +50,8 @@ class FakeService(inference_pb2_grpc.InferenceServicer):
                 self._is_drained.set()
             case "uncollected":
                 asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+            case "frozen":
+                return inference_pb2.TokenizeResponse(token_ids=[gc.get_freeze_count(), len(gc.get_objects())])
         return inference_pb2.TokenizeResponse(token_ids=[len(request.text)])
 
     async def start(self) -> None:

@@ -4,8 +4,9 @@ import gc
 import re
 from pathlib import Path
 
+import grpc
 import pytest
-from tests.unit.runtime.services import Service
+from tests.unit.runtime.services import Service, tokenize
 
 import weir_scheduler.__main__ as scheduler
 from weir.bench import scheduler as bench
@@ -37,6 +38,14 @@ def test_a_service_says_when_the_hard_limit_is_below_its_bounds(service_folder: 
     service.wait_ready()
     line = "at most 200 files and connections can be open, the bounds of this process come to 256: connections"
     assert service.log.count(line) == 1
+    assert service.end() == 0
+
+
+def test_collections_of_a_service_that_is_ready_spare_what_it_has_started_with(service_folder: Path) -> None:
+    service = Service(service_folder)
+    with grpc.insecure_channel(service.wait_ready()["address"]) as channel:
+        num_spared, num_looked_at = tokenize(channel, "frozen").token_ids
+    assert num_looked_at < num_spared / 10
     assert service.end() == 0
 
 

@@ -20,7 +20,17 @@ from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES, WeightKind, gr
 from weir.ops.cpu.linear_tile import BlockArguments, at, block_function, emit_result, emit_scales, offset
 from weir.ops.cpu.quantized_rows import CORRECTION_OFFSET, GROUP, RECORD_BYTES, SCALE_OFFSET, SCALED_SUM_OFFSET
 from weir.ops.simd.features import InstructionSet
-from weir.ops.simd.float import FLOAT, INT32, INT64, emit_constant, emit_fma, emit_load, emit_store, vector_type
+from weir.ops.simd.float import (
+    FLOAT,
+    INT32,
+    INT64,
+    emit_constant,
+    emit_fma,
+    emit_load,
+    emit_prefetch,
+    emit_store,
+    vector_type,
+)
 from weir.ops.simd.integer import (
     DotProduct,
     dot_product,
@@ -34,8 +44,8 @@ from weir.ops.simd.loops import Values, emit_index, emit_loop
 
 MOST_ROWS = 32
 """Of a call: their records and sums stay in the first cache."""
-LEAST_ROWS = 8
-"""From here on faster than tiles; below, memory is what rows wait for, and tiles fetch it ahead."""
+LEAST_ROWS = 5
+"""From here on faster than tiles, of which 4 rows are the largest."""
 PAIR = 2
 """Blocks that rows meet at once: what is loaded of a row serves twice. 16 registers of weights, 8 of sums."""
 _ROWS_AT_ONCE = 4
@@ -90,6 +100,8 @@ def _emit_many(
         first = at(builder, arguments.weights, loop.index, group_bytes(kind))
         block_bytes = builder.mul(arguments.num_groups, emit_index(group_bytes(kind)))
         places = [builder.add(first, builder.mul(block_bytes, emit_index(block))) for block in range(num_blocks)]
+        for place in places:
+            _emit_prefetches(builder, kind, builder.add(place, builder.mul(block_bytes, emit_index(num_blocks))))
         groups = [_emit_unpacked(builder, kind, instruction_set, place) for place in places]
         records = at(builder, arguments.rows, loop.index, RECORD_BYTES)
 
@@ -110,6 +122,13 @@ def _emit_many(
         for block in range(num_blocks):
             value = emit_load(builder, sum_of(loop.index, block), dot.width)
             emit_result(builder, arguments, loop.index, emit_index(block * BLOCK_OUTPUTS), value)
+
+
+def _emit_prefetches(builder: ir.IRBuilder, kind: WeightKind, group: ir.Value) -> None:
+    """Of the blocks after these: by themselves caches fetch ahead along one stream, and these are as many as blocks,
+    each as short as a block."""
+    for line in range(0, group_bytes(kind), _LINE_BYTES):
+        emit_prefetch(builder, offset(builder, group, line))
 
 
 def _emit_unpacked(builder: ir.IRBuilder, kind: WeightKind, instruction_set: InstructionSet, group: ir.Value) -> _Group:

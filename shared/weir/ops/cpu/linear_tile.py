@@ -50,7 +50,6 @@ class TileShape:
     num_rows: int
     num_vectors: int
     num_rounds: int
-    prefetch_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +70,14 @@ class BlockArguments:
 def tile_shapes(kind: WeightKind, instruction_set: InstructionSet) -> list[TileShape]:
     """The tiles for a batch, largest first; one of each but the first makes any remainder. Measured, see ADR 0005."""
     if instruction_set is InstructionSet.AVX512_VNNI:
-        tiles = [(8, 1, 1), (4, 1, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1)]
+        tiles = [(4, 1, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1)]
     elif instruction_set is InstructionSet.PORTABLE:
         tiles = [(4, 1, 2), (2, 1, 2), (1, 1, 2)]
     elif instruction_set is InstructionSet.AVX2 and kind is WeightKind.INT8:
         tiles = [(4, 1, 8), (3, 1, 8), (2, 2, 4), (1, 2, 1)]
     else:
         tiles = [(4, 2, 4), (3, 2, 1), (2, 2, 1), (1, 2, 1)]
-    return [TileShape(kind, instruction_set, *tile, _PREFETCH_BYTES if tile[0] <= 3 else 0) for tile in tiles]
+    return [TileShape(kind, instruction_set, *tile) for tile in tiles]
 
 
 def tile_function(module: ir.Module, shape: TileShape) -> ir.Function:
@@ -193,8 +192,7 @@ def emit_scales(
 def _emit_step(builder: ir.IRBuilder, shape: TileShape, weights: ir.Value, rows: list[ir.Value], totals: Any) -> None:
     """64 bytes of weights: one quad of inputs, or two of 4 bits."""
     dot = dot_product(shape.instruction_set, shape.kind)
-    if shape.prefetch_bytes:
-        emit_prefetch(builder, offset(builder, weights, shape.prefetch_bytes))
+    emit_prefetch(builder, offset(builder, weights, _PREFETCH_BYTES))
     parts = [
         dot.prepare(
             builder,
