@@ -7,7 +7,7 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.core.clock import SystemClock
 from weir.runtime.config import load_config
-from weir.runtime.process_tuning import rare_full_collections
+from weir.runtime.process_tuning import short_collections
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent, SchedulerSettings
@@ -44,7 +44,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
 def main() -> int:
     """Returns the exit code."""
     config = load_config(SchedulerConfig, sys.argv[1:], environ=os.environ)
-    with rare_full_collections():
+    with short_collections():
         return run_service("scheduler", config, build, service_names=(_SERVICE_NAME,))
 
 

@@ -39,6 +39,7 @@ from weir_transfer.messages import (
 from weir_transfer.pending_prefixes import PendingPrefixes
 
 _RETRY_AFTER_S = 0.1
+_ONE_OF_ALL = "the workers of a host run one model, on one device, in one precision"
 
 
 class ArenaCore:
@@ -80,9 +81,13 @@ class ArenaCore:
         The caller has checked the identity of the process. Raises AttachRefused or Overloaded.
         """
         if registration.page_bytes != self._page_bytes:
-            raise AttachRefused(f"page_bytes {registration.page_bytes}: this arena has {self._page_bytes}")
+            raise AttachRefused(
+                f"page_bytes {registration.page_bytes}: this arena has {self._page_bytes}; {_ONE_OF_ALL}"
+            )
         if registration.model_digest != self._model_digest:
-            raise AttachRefused(f"model_digest {registration.model_digest!r}: this arena has {self._model_digest!r}")
+            raise AttachRefused(
+                f"model_digest {registration.model_digest!r}: this arena has {self._model_digest!r}; {_ONE_OF_ALL}"
+            )
         lease_id = self._keeper.find_or_add(registration)
         self._pending.give_up_all(lease_id)  # the answer to a match may have been lost
         handed_off = self._reconcile(lease_id, registration.claims)

@@ -17,7 +17,7 @@ from weir.kv.geometry import num_pages_for
 from weir.model.files.config import load_model_config
 from weir.model.files.source import resolve_model
 from weir.model.torch.runner import TorchRunner
-from weir.model.torch.weights import load_weights, weights_bytes
+from weir.model.torch.weights import WeightFormat, load_weights, weights_bytes
 from weir.testing.stack import ProcessView, Stack, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -99,7 +99,7 @@ def test_tokens_are_those_of_the_cpu_and_no_page_is_copied(interpreter_stack: St
 
 def test_workers_map_one_copy_of_the_weights(interpreter_stack: Stack) -> None:
     config = load_model_config(resolve_model("dummy:tiny"))
-    assert interpreter_stack.metric("transfer", "weights_bytes") == weights_bytes(config, torch.float32)
+    assert interpreter_stack.metric("transfer", "weights_bytes") == weights_bytes(config, WeightFormat(torch.float32))
     assert interpreter_stack.metric("transfer", "weights_users") == 2
 
 

@@ -94,6 +94,7 @@ STARTS: Mapping[str, str] = {
 }
 
 ABSENT: Mapping[str, str] = {
+    "weir up --device cuda --exact": "a GPU",
     "weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 16GiB": "a GPU, and files of a gated model",
     "weir bench serve --peer llama-server --peer-model smollm2-q4_0.gguf": "the program llama-server",
 }

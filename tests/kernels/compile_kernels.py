@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from weir.model.files.dummy import shape_named
+from weir.model.triton.memory import layer_pages, page_shape
 from weir.ops.gpu.adjust_logits import AdjustIndex, adjust_logits
+from weir.ops.gpu.decode_work import decode_tiles, decode_work
 from weir.ops.gpu.exact_linear import exact_linear
-from weir.ops.gpu.paged_decode import decode_scratch, decode_tiles, decode_work, paged_decode
+from weir.ops.gpu.fp8_product import fp8_product
+from weir.ops.gpu.fp8_rows import quantize_rows, silu_mul_quantize
+from weir.ops.gpu.paged_decode import decode_scratch, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
 from weir.ops.gpu.rotary_kv_write import rotary_kv_write
@@ -100,6 +106,29 @@ def launch_rotary(model: str, dtype: torch.dtype, _arch: int) -> None:
     rotary_kv_write(query_key_value, table, table.clone(), positions, slot_mapping, pages[:, 0, 0], pages[:, 0, 1])
 
 
+def launch_int8_pages(model: str, dtype: torch.dtype, arch: int) -> None:
+    """Attention over, and the write of, keys and values in int8."""
+    num_heads, num_kv_heads, head_dim = MODELS[model]
+    config = replace(shape_named("tiny"), num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    pages = layer_pages(torch.zeros(page_shape(config, 2, torch.int8), dtype=torch.int8), config)[0]
+    query_key_value = torch.empty(4, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    queries, out = query_key_value[:, :num_heads], torch.empty(4, num_heads, head_dim, dtype=dtype)
+    tiles = decode_tiles(head_dim, torch.int8)
+    scratch = decode_scratch(4, num_heads, head_dim, 4096, tiles, CPU)
+    work = decode_work(torch.zeros(4, 64, dtype=torch.int32), torch.ones(4, dtype=torch.int32), tiles)
+    paged_decode(queries, pages.keys, pages.values, work, 0.125, out, scratch, tiles, pages.scales)
+    tables, ends = torch.zeros(2, 64, dtype=torch.int32), torch.tensor([2, 2], dtype=torch.int32)
+    first_rows, tile_list = torch.tensor([0, 2, 4], dtype=torch.int32), torch.tensor([[0, 0], [1, 0]]).int()
+    prefill = prefill_tiles(num_heads, num_kv_heads, head_dim, dtype, arch)
+    paged_prefill(
+        queries, pages.keys, pages.values, tables, first_rows, ends, tile_list, 0.125, out, prefill, pages.scales
+    )
+    table, places = torch.empty(8, head_dim // 2), torch.zeros(4, dtype=torch.int32)
+    rotary_kv_write(
+        query_key_value, table, table.clone(), places, places.long(), pages.keys, pages.values, pages.scales
+    )
+
+
 def launch_norm(hidden: int, dtype: torch.dtype, _arch: int) -> None:
     rows, weight = torch.empty(4, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
     rms_norm(rows, weight, 1e-5, rows)
@@ -117,6 +146,21 @@ def launch_linear(layer: str, dtype: torch.dtype, _arch: int) -> None:
 
 def launch_silu(width: int, dtype: torch.dtype, _arch: int) -> None:
     silu_mul(torch.empty(4, 2 * width, dtype=dtype), torch.empty(4, width, dtype=dtype))
+
+
+def launch_fp8(shape: tuple[int, int], dtype: torch.dtype, _arch: int) -> None:
+    """Of a model of so many hidden and intermediate columns."""
+    hidden, width = shape
+    quantized, scales = torch.empty(64, hidden, dtype=torch.float8_e4m3fn), torch.empty(64)
+    rows, gated = torch.empty(64, hidden, dtype=dtype), torch.empty(64, width, dtype=torch.float8_e4m3fn)
+    quantize_rows(rows, quantized, scales)
+    rms_norm(rows, rows[0], 1e-5, quantized, None, scales)
+    rms_norm(rows, rows[0], 1e-5, quantized, torch.empty_like(rows), scales)
+    silu_mul_quantize(torch.empty(64, 2 * width, dtype=dtype), gated, scales)
+    matrix, matrix_scales = torch.empty(hidden, hidden, dtype=torch.float8_e4m3fn), torch.empty(hidden)
+    for num_rows in (4, 64):
+        for bias in (None, rows[0]):
+            fp8_product(quantized[:num_rows], scales[:num_rows], matrix, matrix_scales, bias, rows[:num_rows])
 
 
 def launch_sampling(vocab_size: int, _arch: int) -> None:
@@ -152,9 +196,13 @@ def all_launches() -> dict[str, Callable[[int], None]]:
     for layer in LINEAR_LAYERS:
         launches[f"linear-{layer}-bf16"] = functools.partial(launch_linear, layer, torch.bfloat16)
         launches[f"linear-{layer}-fp32"] = functools.partial(launch_linear, layer, torch.float32)
+    for model in MODELS:
+        launches[f"int8-pages-{model}-bf16"] = functools.partial(launch_int8_pages, model, torch.bfloat16)
     for hidden in (576, 4096):
         launches[f"norm-{hidden}"] = functools.partial(launch_norm, hidden, torch.bfloat16)
     launches["silu-14336"] = functools.partial(launch_silu, 14336, torch.bfloat16)
+    for shape in ((576, 1536), (4096, 14336), (8192, 28672)):
+        launches[f"fp8-{shape[0]}"] = functools.partial(launch_fp8, shape, torch.bfloat16)
     for vocab_size in (49152, 128256):
         launches[f"sampling-{vocab_size}"] = functools.partial(launch_sampling, vocab_size)
     return launches

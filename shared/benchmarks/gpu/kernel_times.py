@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.case_loop import CaseLoop
-from benchmarks.gpu.cases import AttentionShape, KernelCase
+from benchmarks.gpu.cases.full_width import AttentionShape, KernelCase
 from benchmarks.gpu.kernels import makers_of_cases, measure_own, time_rival
 from benchmarks.gpu.output import Record
 from benchmarks.gpu.timer import Ceilings, CudaTimer, Timer, measure_ceilings

@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu import cases
-from benchmarks.gpu.cases import KernelCase
+from benchmarks.gpu.cases import full_width
+from benchmarks.gpu.cases.full_width import KernelCase
 from benchmarks.gpu.timer import Ceilings, CudaTimer, Timer, Timing, measure_ceilings
-from weir.ops.gpu.paged_decode import DecodeTiles
+from weir.ops.gpu.decode_work import DecodeTiles
 
 MAX_ERROR = 2e-2
 """Of the reference's greatest value; bf16 has 8 bits."""
@@ -83,30 +83,30 @@ def makers_of_cases(device: torch.device, compute_capability: int) -> list["part
 
     Few have rivals: FlexAttention compiles for ten seconds or more a shape.
     """
-    decode = partial(cases.decode_case, device=device)
-    prefill = partial(cases.prefill_case, device=device, compute_capability=compute_capability)
+    decode = partial(full_width.decode_case, device=device)
+    prefill = partial(full_width.prefill_case, device=device, compute_capability=compute_capability)
     ragged = [int(length) for length in torch.linspace(64, 4096, 64)]
     return [
-        partial(decode, cases.LLAMA_8B, [4096], with_rivals=True),
-        partial(decode, cases.LLAMA_8B, [2048] * 8),
-        partial(decode, cases.LLAMA_8B, [512] * 64),
-        partial(decode, cases.LLAMA_8B, [2048] * 32, with_rivals=True),
-        partial(decode, cases.LLAMA_8B, [2048] * 128),
-        partial(decode, cases.LLAMA_8B, [16384] * 16),
-        partial(decode, cases.LLAMA_8B, ragged),
-        partial(decode, cases.SMOLLM, [2048] * 64),
-        partial(prefill, cases.LLAMA_8B, 2048, [2048]),
-        partial(prefill, cases.LLAMA_8B, 4096, [4096], with_rivals=True),
-        partial(prefill, cases.LLAMA_8B, 512, [512] * 8),
-        partial(prefill, cases.LLAMA_8B, 512, [4096] * 4),
-        partial(prefill, cases.SMOLLM, 2048, [2048] * 4),
-        partial(cases.norm_case, 64, 4096, device),
-        partial(cases.norm_case, 8192, 4096, device),
-        partial(cases.silu_case, 64, 14336, device),
-        partial(cases.silu_case, 8192, 14336, device),
-        partial(cases.rotary_case, cases.LLAMA_8B, 64, device),
-        partial(cases.rotary_case, cases.LLAMA_8B, 8192, device),
-        partial(cases.sampling_case, 64, 128256, device),
+        partial(decode, full_width.LLAMA_8B, [4096], with_rivals=True),
+        partial(decode, full_width.LLAMA_8B, [2048] * 8),
+        partial(decode, full_width.LLAMA_8B, [512] * 64),
+        partial(decode, full_width.LLAMA_8B, [2048] * 32, with_rivals=True),
+        partial(decode, full_width.LLAMA_8B, [2048] * 128),
+        partial(decode, full_width.LLAMA_8B, [16384] * 16),
+        partial(decode, full_width.LLAMA_8B, ragged),
+        partial(decode, full_width.SMOLLM, [2048] * 64),
+        partial(prefill, full_width.LLAMA_8B, 2048, [2048]),
+        partial(prefill, full_width.LLAMA_8B, 4096, [4096], with_rivals=True),
+        partial(prefill, full_width.LLAMA_8B, 512, [512] * 8),
+        partial(prefill, full_width.LLAMA_8B, 512, [4096] * 4),
+        partial(prefill, full_width.SMOLLM, 2048, [2048] * 4),
+        partial(full_width.norm_case, 64, 4096, device),
+        partial(full_width.norm_case, 8192, 4096, device),
+        partial(full_width.silu_case, 64, 14336, device),
+        partial(full_width.silu_case, 8192, 14336, device),
+        partial(full_width.rotary_case, full_width.LLAMA_8B, 64, device),
+        partial(full_width.rotary_case, full_width.LLAMA_8B, 8192, device),
+        partial(full_width.sampling_case, 64, 128256, device),
     ]
 
 
@@ -145,7 +145,7 @@ def sweep_decode(lengths: list[int]) -> list[tuple[float, DecodeTiles]]:
     found = []
     for block, split, warps, stages in itertools.product((32, 64, 128), (256, 512, 1024), (4, 8), (3, 5, 7)):
         tiles = DecodeTiles(split, block, warps, stages)
-        case = cases.decode_case(cases.LLAMA_8B, lengths, torch.device("cuda"), tiles=tiles)
+        case = full_width.decode_case(full_width.LLAMA_8B, lengths, torch.device("cuda"), tiles=tiles)
         try:
             found.append((timer.time(case.run).median_us, tiles))
         except Exception as problem:

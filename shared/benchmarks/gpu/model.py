@@ -14,7 +14,7 @@ from weir.kv.memory.device import DeviceMemory, receive_memory
 from weir.model.architecture import ModelConfig
 from weir.model.files.dummy import shape_named
 from weir.model.precision import page_geometry
-from weir.model.torch.weights import dummy_weights_on
+from weir.model.torch.weights import WeightFormat, dummy_weights_on
 from weir.model.triton.batch import TritonLimits
 from weir.model.triton.memory import page_tensor
 from weir.model.triton.runner import TritonRunner
@@ -52,7 +52,7 @@ class CudaKind:
     def make_runner(self, memory: DeviceMemory, num_pages: int) -> tuple[ModelRunner, Callable[[], None]]:
         config, device = self.config, torch.device("cuda", 0)
         pages = page_tensor(memory, config, num_pages, device, _DTYPE)
-        weights = dummy_weights_on(device, _DTYPE, config)
+        weights = dummy_weights_on(device, WeightFormat(_DTYPE), config)
         runner = TritonRunner(config, weights, pages, self.limits)
 
         def warm_up() -> None:

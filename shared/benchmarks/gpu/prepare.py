@@ -17,7 +17,7 @@ from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.triton.batch import BatchMaker, TritonLimits, padded_decodes
 from weir.model.triton.memory import StepUpload
 from weir.model.triton.sampling import draw_arrays
-from weir.ops.gpu.paged_decode import WorkSize, decode_tiles
+from weir.ops.gpu.decode_work import WorkSize, decode_tiles
 
 _VOCAB_SIZE = 128_256
 _NUM_PAGES = 40_000

@@ -1,4 +1,4 @@
-"""Each kernel once in bf16 beside its reference, on small shapes, and one graph: does anything run here at all?"""
+"""Each kernel once beside its reference, on small shapes, and one graph: does anything run here at all?"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -6,13 +6,14 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu import cases
 from benchmarks.gpu.case_loop import CaseLoop
-from benchmarks.gpu.cases import AttentionShape, KernelCase
+from benchmarks.gpu.cases import full_width, one_byte
+from benchmarks.gpu.cases.full_width import AttentionShape, KernelCase
 from benchmarks.gpu.kernels import MAX_ERROR
 from benchmarks.gpu.model import CudaKind, prefill_and_decode
 from benchmarks.gpu.output import Record
 from weir.model.triton.batch import TritonLimits
+from weir.ops.gpu.fp8_product import fp8_product
 
 _SHAPE = AttentionShape("small", 8, 2, 128)
 _LENGTHS = [5, 40, 700]
@@ -26,13 +27,18 @@ def makers_of(device: torch.device, compute_capability: int) -> Mapping[str, Cal
     """By name of the kernel."""
     lengths = [max(length, _CHUNK) for length in _LENGTHS]
     return {
-        "paged_decode": partial(cases.decode_case, _SHAPE, _LENGTHS, device),
-        "paged_prefill": partial(cases.prefill_case, _SHAPE, _CHUNK, lengths, device, compute_capability),
-        "exact_linear": partial(cases.linear_case, 37, 1024, 1024, device),
-        "rms_norm": partial(cases.norm_case, 5, 4096, device),
-        "silu_mul": partial(cases.silu_case, 5, 4096, device),
-        "rotary_kv_write": partial(cases.rotary_case, _SHAPE, 37, device),
-        "sampling": partial(cases.sampling_case, 4, 32000, device),
+        "paged_decode": partial(full_width.decode_case, _SHAPE, _LENGTHS, device),
+        "paged_prefill": partial(full_width.prefill_case, _SHAPE, _CHUNK, lengths, device, compute_capability),
+        "exact_linear": partial(full_width.linear_case, 37, 1024, 1024, device),
+        "rms_norm": partial(full_width.norm_case, 5, 4096, device),
+        "silu_mul": partial(full_width.silu_case, 5, 4096, device),
+        "rotary_kv_write": partial(full_width.rotary_case, _SHAPE, 37, device),
+        "rms_norm to E4M3": partial(one_byte.fp8_norm_case, 5, 4096, device),
+        "silu_mul to E4M3": partial(one_byte.fp8_silu_case, 5, 4096, device),
+        "E4M3 product": partial(one_byte.fp8_product_case, 5, 256, 512, device),
+        "E4M3 product, own": partial(one_byte.fp8_product_case, 70, 256, 512, device, fp8_product),
+        "paged_decode, int8": partial(one_byte.int8_decode_case, _SHAPE, _LENGTHS, device),
+        "sampling": partial(full_width.sampling_case, 4, 32000, device),
     }
 
 

@@ -2,8 +2,9 @@
 
 A decision is all that one request makes it do: it comes (submit), another ends and the next one is picked and placed
 (finish), whose prompt is then prefilled; after each, `decide`. All workers are busy and the queue stays as long
-as it is. Garbage collection is on, as in service. The times are processor time of the deciding thread, so that what
-else runs on the machine does not count.
+as it is. Garbage collection is on, as in service. The times are processor time of the deciding thread, which what else
+runs on the machine still makes longer, through caches and clock rates. How much, shows a constant loop that the same
+clock times after each decision: the same work each time, as much as a decision in the median, but hardly any memory.
 """
 
 import gc
@@ -12,6 +13,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from rich.table import Table
 
@@ -20,7 +22,7 @@ from weir.bus.messages import Finish, Outcome, Prefilled, Submit, WorkerRecord
 from weir.core.clock import ManualClock
 from weir.core.cost import StepCost
 from weir.policy.registry import PolicySpec
-from weir.runtime.process_tuning import rare_full_collections
+from weir.runtime.process_tuning import short_collections
 from weir.scheduling.commands import Command, SendGrant
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
@@ -30,6 +32,9 @@ _MAX_NUM_SEQS = 64
 _ARENA_PAGES = 60_000
 _STEP_S = 0.002
 _RENEW_S = 1.0
+_NUM_TIMED_LOOPS = 200
+
+_ValueT = TypeVar("_ValueT", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +51,18 @@ class SchedulerBenchConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecisionCost:
-    """Microseconds."""
+    """`loop_p99_us`: of the constant loop. `p99_num_picks`: requests that one decision starts, for an order that pauses
+    some for others starts several in one, and none in another."""
 
     policy: str
     num_pairs: int
     num_queued: int
     median_us: float
     p99_us: float
+    p999_us: float
     max_us: float
+    loop_p99_us: float
+    p99_num_picks: int
 
 
 class _Bench:
@@ -74,6 +83,8 @@ class _Bench:
         self._num_made = 0
         self._renewed_at_s = 0.0
         self._running: list[str] = []
+        self.num_picks = 0
+        """Of the last decision."""
         self._keep_workers()
 
     def fill(self, num_queued: int) -> None:
@@ -104,7 +115,9 @@ class _Bench:
                 core.prefilled(Prefilled(command.grant.request_id, "gateway", 1))
         granted += core.decide()
         duration_s = time.thread_time() - begin
-        self._running += [command.grant.request_id for command in granted if isinstance(command, SendGrant)]
+        picked = [command.grant.request_id for command in granted if isinstance(command, SendGrant)]
+        self._running += picked
+        self.num_picks = len(picked)
         return duration_s
 
     def _take_grants(self) -> None:
@@ -144,12 +157,45 @@ def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBench
     """After a tenth of the decisions, which are not counted."""
     bench = _Bench(policy, num_pairs, config)
     bench.fill(num_queued)
-    for _ in range(config.num_decisions // 10):
-        bench.decide_once()
+    num_rounds = _rounds_in(statistics.median(bench.decide_once() for _ in range(config.num_decisions // 10)))
     gc.collect()
-    durations_us = sorted(bench.decide_once() * 1e6 for _ in range(config.num_decisions))
-    p99_us = durations_us[int(len(durations_us) * 0.99)]
-    return DecisionCost(policy, num_pairs, num_queued, statistics.median(durations_us), p99_us, durations_us[-1])
+    durations_us: list[float] = []
+    loop_us: list[float] = []
+    num_picks: list[int] = []
+    for _ in range(config.num_decisions):
+        durations_us.append(bench.decide_once() * 1e6)
+        num_picks.append(bench.num_picks)
+        loop_us.append(_constant_loop_s(num_rounds) * 1e6)
+    return DecisionCost(
+        policy,
+        num_pairs,
+        num_queued,
+        median_us=statistics.median(durations_us),
+        p99_us=_quantile(durations_us, 0.99),
+        p999_us=_quantile(durations_us, 0.999),
+        max_us=max(durations_us),
+        loop_p99_us=_quantile(loop_us, 0.99),
+        p99_num_picks=_quantile(num_picks, 0.99),
+    )
+
+
+def _constant_loop_s(num_rounds: int) -> float:
+    """Seconds of processor time."""
+    begin = time.thread_time()
+    total = 0
+    for number in range(num_rounds):
+        total += number
+    return time.thread_time() - begin
+
+
+def _rounds_in(seconds: float) -> int:
+    """Of the constant loop, in the median."""
+    thousand_s = statistics.median(_constant_loop_s(1000) for _ in range(_NUM_TIMED_LOOPS))
+    return round(1000 * seconds / thousand_s)
+
+
+def _quantile(values: Sequence[_ValueT], share: float) -> _ValueT:
+    return sorted(values)[int(len(values) * share)]
 
 
 def main(config: SchedulerBenchConfig, *, as_json: bool) -> int:
@@ -164,7 +210,7 @@ def main(config: SchedulerBenchConfig, *, as_json: bool) -> int:
 
 
 def measure_all(config: SchedulerBenchConfig) -> list[DecisionCost]:
-    with rare_full_collections():
+    with short_collections():
         return [
             measure(policy, num_pairs, num_queued, config)
             for policy in config.policies
@@ -175,11 +221,12 @@ def measure_all(config: SchedulerBenchConfig) -> list[DecisionCost]:
 
 def _table(costs: Sequence[DecisionCost]) -> Table:
     table = Table(title="One arrival, one finish, one pick and its prefill: microseconds")
-    for name in ("policy", "pairs of workers", "queued", "median", "p99", "max"):
+    for name in ("policy", "pairs of workers", "queued", "median", "p99", "p99.9", "max", "loop p99", "picks p99"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for cost in costs:
-        times = (f"{cost.median_us:.0f}", f"{cost.p99_us:.0f}", f"{cost.max_us:.0f}")
-        table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *times)
+        times_us = (cost.median_us, cost.p99_us, cost.p999_us, cost.max_us, cost.loop_p99_us)
+        numbers = [f"{time_us:.0f}" for time_us in times_us]
+        table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *numbers, str(cost.p99_num_picks))
     return table
 
 

@@ -227,7 +227,7 @@ def scheduler(
     seed: Annotated[int, typer.Option(help="Of the requests.")] = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """What a decision costs the scheduler: one arrival, one end, one pick; median and p99 in microseconds.
+    """What a decision costs the scheduler: one arrival, one end, one pick; microseconds, beside a constant loop.
 
     \b
     weir bench scheduler --policy fcfs --policy ltr --queued 10000

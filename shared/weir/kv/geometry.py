@@ -22,7 +22,8 @@ def num_pages_for(num_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageGeometry:
-    """Layout of one page: `[num_layers, 2 (keys, values), num_kv_heads, block]` of `dtype_bytes` each number.
+    """Layout of one page: `[num_layers, 2 (keys, values), num_kv_heads, block]` of `dtype_bytes` each number; behind
+    all numbers, where they have them, scales `[num_layers, 2, num_kv_heads, PAGE_TOKENS]` of `scale_bytes` each.
 
     A block is what one layer and head keeps of the page's tokens, in one piece:
 
@@ -34,10 +35,12 @@ class PageGeometry:
     num_kv_heads: int
     head_dim: int
     dtype_bytes: int = 4
+    scale_bytes: int = 0
 
     @property
     def page_bytes(self) -> int:
-        return self.num_layers * 2 * self.num_kv_heads * PAGE_TOKENS * self.head_dim * self.dtype_bytes
+        num_heads = self.num_layers * 2 * self.num_kv_heads * PAGE_TOKENS
+        return num_heads * (self.head_dim * self.dtype_bytes + self.scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ An estimate by the model's shapes, on the safe side; what is asked for by name
 import math
 from dataclasses import dataclass
 
-from weir.core.device import Arithmetic
+from weir.core.device import FP8_MATRICES, Arithmetic
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
@@ -23,7 +23,11 @@ _SPLIT_TOKENS = 256
 """The least that a part of a decode's keys may be; each part keeps sums of its own."""
 _MOST_SPLITS = 64
 """Parts of one row: `weir.ops.gpu.paged_decode`, which cannot be imported here."""
-_NUM_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}
+_NUM_BYTES = {"fp32": 4, "bf16": 2, "int8": 2, "fp8": 2, "bf16-kv8": 2, "fp8-kv8": 2}
+"""Of what is neither a matrix in E4M3 nor in a page."""
+_SCALE_BYTES = 4
+"""Of a row of a matrix in E4M3."""
+_LAYER = "model.layers."
 _SEQUENCES_BY_GIB = ((40, 128), (16, 64), (0, 32))
 
 
@@ -56,7 +60,13 @@ def worker_bytes_on_gpu(config: ModelConfig, arithmetic: Arithmetic, bounds: Ste
 
 
 def weight_bytes_on_gpu(config: ModelConfig, arithmetic: Arithmetic) -> int:
-    return _NUM_BYTES[arithmetic] * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    shapes, number_bytes = tensor_shapes(config), _NUM_BYTES[arithmetic]
+    if arithmetic not in FP8_MATRICES:
+        return number_bytes * sum(map(math.prod, shapes.values()))
+    matrices = [shape for name, shape in shapes.items() if name.startswith(_LAYER) and len(shape) == 2]
+    num_quantized = sum(map(math.prod, matrices))
+    num_others = sum(map(math.prod, shapes.values())) - num_quantized
+    return num_quantized + _SCALE_BYTES * sum(rows for rows, _ in matrices) + number_bytes * num_others
 
 
 def arena_bytes_on_gpu(

@@ -4,17 +4,29 @@ process of a stack may ask.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
-from weir.core.device import ARITHMETIC_OF_DEVICE, Arithmetic, Device, Precision, check_exact, check_precision
+from weir.core.device import (
+    ARITHMETIC_OF_DEVICE,
+    FP8_MATRICES,
+    INT8_PAGES,
+    Arithmetic,
+    Device,
+    Precision,
+    check_exact,
+    check_precision,
+)
 from weir.kv.geometry import PageGeometry
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
 from weir.ops.cpu.quantized_rows import GROUP
-from weir.ops.head_dims import CPU_HEAD_DIM_STEP, TRITON_HEAD_DIMS
+from weir.ops.head_dims import CPU_HEAD_DIM_STEP, TRITON_HEAD_DIMS, WIDEST_QUANTIZED_ROW
 
-_BYTES: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 4, "bf16": 2}
-"""Of a number in a page. int8 is about matrices: keys and values are bfloat16."""
+_BYTES: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 4, "bf16": 2, "fp8": 2, "bf16-kv8": 1, "fp8-kv8": 1}
+"""Of a number in a page. int8 and fp8 are about matrices: keys and values have 16 bits."""
+_SCALE_BYTES = 4
+"""Of each head of a token, where numbers in pages have one byte."""
+_PRODUCT_STEP = 16
+"""Of the sizes of E4M3 matrices, in PyTorch's products of them."""
 
 
 def choose_arithmetic(
@@ -34,7 +46,11 @@ def choose_arithmetic(
         obstacle = triton_obstacle(config)
         if obstacle:
             raise ModelError(f"device {device}: {obstacle}; use --device cpu for this model")
-        return ARITHMETIC_OF_DEVICE[device][0] if precision == "auto" else _named(precision)
+        first = ARITHMETIC_OF_DEVICE[device][0]
+        arithmetic = first if precision == "auto" else precision
+        if arithmetic in FP8_MATRICES and (obstacle := fp8_obstacle(config)):
+            raise ModelError(f"precision {arithmetic}: {obstacle}; use --precision {first} for this model")
+        return arithmetic
     if precision == "fp32":
         return "fp32"
     obstacle = int8_obstacle(config)
@@ -60,6 +76,23 @@ def int8_obstacle(config: ModelConfig) -> str:
     return "; ".join(wrong)
 
 
+def fp8_obstacle(config: ModelConfig) -> str:
+    """Why the model's matrices cannot be multiplied as E4M3; empty if they can."""
+    sizes = (
+        ("hidden_size", config.hidden_size),
+        ("intermediate_size", config.intermediate_size),
+        ("num_heads * head_dim", config.num_heads * config.head_dim),
+        ("num_kv_heads * head_dim", config.num_kv_heads * config.head_dim),
+    )
+    wrong = [
+        f"{name} is {size}, expected a multiple of {_PRODUCT_STEP}" for name, size in sizes if size % _PRODUCT_STEP
+    ]
+    width = config.num_heads * config.head_dim
+    if width > WIDEST_QUANTIZED_ROW:
+        wrong.append(f"num_heads * head_dim is {width}, a row is quantized up to {WIDEST_QUANTIZED_ROW}")
+    return "; ".join(wrong)
+
+
 def triton_obstacle(config: ModelConfig) -> str:
     """Why the Triton kernels cannot run the model; empty if they can."""
     least, most = TRITON_HEAD_DIMS
@@ -70,8 +103,5 @@ def triton_obstacle(config: ModelConfig) -> str:
 
 def page_geometry(config: ModelConfig, arithmetic: Arithmetic) -> PageGeometry:
     """Of a page whose keys and values are numbers of this arithmetic."""
-    return replace(config.page_geometry, dtype_bytes=_BYTES[arithmetic])
-
-
-def _named(precision: Literal["int8", "fp32", "bf16"]) -> Arithmetic:
-    return precision
+    scale_bytes = _SCALE_BYTES if arithmetic in INT8_PAGES else 0
+    return replace(config.page_geometry, dtype_bytes=_BYTES[arithmetic], scale_bytes=scale_bytes)

@@ -122,10 +122,7 @@ def rms_norm(
 
     With a `residual` [rows, hidden], x is rows + residual, and the residual becomes that sum, rounded to its type.
     """
-    values = rows.float()
-    if residual is not None:
-        residual.copy_(values + residual.float())
-        values = residual.float()
+    values = rms_sum(rows, residual)
     normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
     return (normed * weight.float()).to(rows.dtype)
 
@@ -137,6 +134,14 @@ def linear(rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None =
     """
     sums = rows.double() @ matrix.double().t()
     return (sums if bias is None else sums + bias.double()).float()
+
+
+def rms_sum(rows: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """What `rms_norm` norms, in fp32; the residual becomes it."""
+    if residual is None:
+        return rows.float()
+    residual.copy_(rows.float() + residual.float())
+    return residual.float()
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

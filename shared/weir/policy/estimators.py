@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from operator import mul
 
 _REFIT_EVERY = 32
 
@@ -37,21 +38,21 @@ class LeastSquares:
         self._decay = decay
         self._prior = tuple(prior)
         self._scales = tuple(scales)
-        self._products = [[0.0] * self._size for _ in range(self._size)]
+        self._products = [0.0] * self._size**2
+        """Row by row."""
         self._targets = [0.0] * self._size
         self._coefficients = list(prior)
         self._num_observed = 0
 
     def predict(self, features: Sequence[float]) -> float:
-        return sum(coefficient * feature for coefficient, feature in zip(self._coefficients, features, strict=True))
+        total: float = sum(map(mul, self._coefficients, features))
+        return total
 
     def observe(self, features: Sequence[float], value: float) -> None:
-        for row, left in enumerate(features):
-            self._targets[row] = self._decay * self._targets[row] + left * value
-            self._products[row] = [
-                self._decay * product + left * right
-                for product, right in zip(self._products[row], features, strict=True)
-            ]
+        decay = self._decay
+        new = [left * right for left in features for right in features]
+        self._products = [decay * product + added for product, added in zip(self._products, new, strict=True)]
+        self._targets = [decay * target + one * value for target, one in zip(self._targets, features, strict=True)]
         self._num_observed += 1
         if self._num_observed % _REFIT_EVERY == 0:
             self._refit()
@@ -59,8 +60,9 @@ class LeastSquares:
     def _refit(self) -> None:
         """Gaussian elimination of (products + prior weights) x = targets; the matrix is positive definite."""
         rows = []
-        for index, (products, target) in enumerate(zip(self._products, self._targets, strict=True)):
+        for index, target in enumerate(self._targets):
             weight = self._scales[index] ** 2
+            products = self._products[index * self._size : (index + 1) * self._size]
             row = [*products, target + weight * self._prior[index]]
             row[index] += weight
             rows.append(row)

@@ -53,7 +53,7 @@ class HybridOrder:
         self._rate = _PrefillRate(params.tokens_per_s)
 
     def new_queue(self) -> OrderQueue:
-        return guarded(_RelegatingQueue(self.rank, self._can_meet, self._rate), self._params)
+        return guarded(_RelegatingQueue(self.rank, self._due_s, self._rate), self._params)
 
     def rank(self, request: Waiting) -> float:
         due_s = deadline_s(request, self._params.default_ttft_s)
@@ -62,9 +62,9 @@ class HybridOrder:
     def finished(self, request: Waiting, num_output_tokens: int, now_s: float) -> None:
         """The prefill rate is learned when requests are taken."""
 
-    def _can_meet(self, request: Waiting, now_s: float) -> bool:
-        due_s = deadline_s(request, self._params.default_ttft_s)
-        return not self._params.relegation or now_s + request.num_uncached_tokens / self._rate.tokens_per_s <= due_s
+    def _due_s(self, request: Waiting) -> float:
+        """Infinite where nobody is relegated."""
+        return deadline_s(request, self._params.default_ttft_s) if self._params.relegation else math.inf
 
 
 class _PrefillRate:
@@ -94,9 +94,9 @@ class _RelegatingQueue:
     """Looks at the first alone: only who is about to be taken need be judged, and each is relegated once at most."""
 
     def __init__(
-        self, key_of: Callable[[Waiting], float], can_meet: Callable[[Waiting, float], bool], rate: _PrefillRate
+        self, key_of: Callable[[Waiting], float], due_s_of: Callable[[Waiting], float], rate: _PrefillRate
     ) -> None:
-        self._can_meet = can_meet
+        self._due_s_of = due_s_of
         self._rate = rate
         self._timely = KeyedQueue(lambda request: (key_of(request),))
         self._relegated = KeyedQueue(lambda request: (key_of(request),))
@@ -117,11 +117,11 @@ class _RelegatingQueue:
         self._relegated.discard(request_id)
 
     def try_peek(self, now_s: float) -> str | None:
-        while (head := self._timely.try_peek_request()) is not None:
-            if self._can_meet(head, now_s):
+        timely, tokens_per_s = self._timely, self._rate.tokens_per_s
+        while (head := timely.try_peek_request()) is not None:
+            if now_s + head.num_uncached_tokens / tokens_per_s <= self._due_s_of(head):
                 return head.request_id
-            self._timely.discard(head.request_id)
-            self._relegated.add(head)
+            timely.move_first(self._relegated)
         return self._relegated.try_peek(now_s)
 
     def take(self, request_id: str, now_s: float) -> None:

@@ -64,6 +64,13 @@ class KeyedQueue:
         top = self._heap.try_peek()
         return None if top is None else self._requests[top[1]]
 
+    def move_first(self, to: "KeyedQueue") -> None:
+        """The one that was peeked just now waits in `to` from now on, under the key that it has here. Raises ValueError
+        if it waits there."""
+        key, request_id = self._heap.pop_peeked()
+        to._heap.push(request_id, key)
+        to._requests[request_id] = self._requests.pop(request_id)
+
     def take(self, request_id: str, now_s: float) -> None:
         del now_s
         self.discard(request_id)

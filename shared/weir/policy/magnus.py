@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from weir.policy.estimators import LeastSquares, RecentMean
 from weir.policy.keyed_orders import KeyedQueue
@@ -25,6 +26,8 @@ from weir.policy.seams import BatchView, GateDecision, Member, OrderQueue, Polic
 
 _MAX_STARTED = 65_536
 _MIN_SERVING_S = 0.001
+_ROUNDING = 1e-9
+"""Of a response ratio; far more than what numbers are rounded by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ class MagnusOrder:
 class _Bucket:
     """Requests of one serving time, by arrival."""
 
+    __slots__ = ("first_at_s", "first_id", "queue", "serving_s")
+
     def __init__(self, serving_s: float) -> None:
         self.serving_s = serving_s
         self.queue = KeyedQueue(lambda _: ())
@@ -119,18 +124,32 @@ class _Bucket:
         """When the oldest came."""
         self.first_id = ""
 
-    def add(self, request: Waiting) -> None:
+    def add(self, request: Waiting) -> bool:
+        """Whether it is the oldest now."""
         self.queue.add(request)
-        self._update_first()
+        is_first = (request.arrived_at_s, request.request_id) < (self.first_at_s, self.first_id)
+        if is_first:
+            self.first_at_s, self.first_id = request.arrived_at_s, request.request_id
+        return is_first
 
-    def discard(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> bool:
+        """Whether it was the oldest. Without requests the bucket is of no use any more."""
         self.queue.discard(request_id)
-        self._update_first()
-
-    def _update_first(self) -> None:
-        first = self.queue.try_peek_request()
+        was_first = request_id == self.first_id
+        first = self.queue.try_peek_request() if was_first else None
         if first is not None:
             self.first_at_s, self.first_id = first.arrived_at_s, first.request_id
+        return was_first
+
+    def is_older_than(self, other: "_Bucket") -> bool:
+        """By their oldest requests; ties by id."""
+        return (self.first_at_s, self.first_id) < (other.first_at_s, other.first_id)
+
+
+class _Peeked(NamedTuple):
+    at_s: float
+    until_s: float
+    request_id: str | None
 
 
 class _RatioQueue:
@@ -140,8 +159,8 @@ class _RatioQueue:
         self._order = order
         self._buckets: dict[int, _Bucket] = {}
         self._bucket_by_id: dict[str, int] = {}
-        self._peeked: tuple[float, str | None] | None = None
-        """Who is next, and when: as long as nobody comes or leaves."""
+        self._peeked: _Peeked | None = None
+        """Who is next, as long as each bucket's oldest stays the same."""
 
     def __len__(self) -> int:
         return len(self._bucket_by_id)
@@ -152,35 +171,54 @@ class _RatioQueue:
     def add(self, request: Waiting) -> None:
         if request.request_id in self._bucket_by_id:
             raise ValueError(f"{request.request_id} is in the queue already")
-        self._peeked = None
         number = self._order.bucket_of(request)
         self._bucket_by_id[request.request_id] = number
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._buckets[number] = _Bucket(self._order.serving_s(number))
-        bucket.add(request)
+        if bucket.add(request):
+            self._peeked = None
 
     def discard(self, request_id: str) -> None:
         number = self._bucket_by_id.pop(request_id, None)
         if number is not None:
-            self._peeked = None
             bucket = self._buckets[number]
-            bucket.discard(request_id)
+            if bucket.discard(request_id):
+                self._peeked = None
             if not bucket.queue:
                 del self._buckets[number]
 
     def try_peek(self, now_s: float) -> str | None:
-        if self._peeked is None or self._peeked[0] != now_s:
-            heads = [
-                ((one.first_at_s - now_s) / one.serving_s, one.first_at_s, one.first_id)
-                for one in self._buckets.values()
-            ]
-            self._peeked = now_s, min(heads)[2] if heads else None
-        return self._peeked[1]
+        peeked = self._peeked
+        if peeked is None or (now_s != peeked.at_s and not peeked.at_s < now_s < peeked.until_s):
+            peeked = self._peeked = self._peek(now_s)
+        return peeked.request_id
 
     def take(self, request_id: str, now_s: float) -> None:
         self.discard(request_id)
         self._order.started(request_id, now_s)
+
+    def _peek(self, now_s: float) -> _Peeked:
+        """Who has waited most of its serving times; ties by arrival, then by id.
+
+        All wait on, the quickest to serve gains most: until it could have caught up with the first, if it were the
+        second now, nobody has.
+        """
+        best: _Bucket | None = None
+        least = second = inf
+        for one in self._buckets.values():
+            ratio = (one.first_at_s - now_s) / one.serving_s
+            if ratio < least or (ratio == least and (best is None or one.is_older_than(best))):
+                best, least, second = one, ratio, least
+            elif ratio < second:
+                second = ratio
+        if best is None:
+            return _Peeked(now_s, inf, None)
+        gain_per_s = 1 / self._order.serving_s(min(self._buckets)) - 1 / best.serving_s
+        lead = max(0.0, second - least - _ROUNDING * (1 - least))
+        if lead == 0:
+            return _Peeked(now_s, now_s, best.first_id)
+        return _Peeked(now_s, now_s + lead / gain_per_s if gain_per_s > 0 else inf, best.first_id)
 
 
 @dataclass(frozen=True, slots=True)

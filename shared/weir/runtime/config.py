@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from weir.core.credentials import masked_url
-from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, check_exact, check_precision
+from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.errors import WeirError
 from weir.core.fields import ByteSize, check_range, choices_of, describe_type, format_size, parse_text, parse_toml
 from weir.model.files.source import DUMMY_PREFIX
@@ -74,7 +74,7 @@ class ServiceConfig:
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
     model_shape: str = setting("", MODEL_SHAPE_HELP)
     device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
-    precision: Literal["auto", "int8", "fp32", "bf16"] = setting("auto", PRECISION_HELP)
+    precision: Precision = setting("auto", PRECISION_HELP)
     exact: bool = setting(False, EXACT_HELP)
     grace_s: float = setting(10.0, "Seconds that running work has to end after SIGTERM.")
     runtime_dir: Path = field(

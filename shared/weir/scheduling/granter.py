@@ -84,7 +84,8 @@ class Granter:
             request = self._requests.lanes.try_next(model, queue, now_s)
             if request is None:
                 continue
-            decision = self._try_start(queue, request, situation, now_s)
+            has_slot = self._placer.has_slot(request)
+            decision = self._try_start(queue, request, situation, now_s, has_slot=has_slot)
             if decision is not None:
                 return decision
             blocked_groups.add(group)
@@ -104,11 +105,12 @@ class Granter:
             request = heads[queue.name] = self._requests.lanes.try_next(model, queue, now_s)
             if request is None:
                 continue
-            lacks_slot = self._only_lacks_slot(queue, request)
+            has_slot = self._placer.has_slot(request)
+            lacks_slot = not has_slot and self._is_schedulable(queue, request)
             if not lacks_slot and not self._is_owed(model, queue, request):
                 continue
             tried.add(queue.name)
-            decision = None if lacks_slot else self._try_start(queue, request, situation, now_s)
+            decision = None if lacks_slot else self._try_start(queue, request, situation, now_s, has_slot=has_slot)
             if decision is not None:
                 return decision
             first_blocked.setdefault(self._group(model, queue), place)
@@ -120,18 +122,19 @@ class Granter:
             if place > first_blocked.get(group, place):
                 continue
             request = heads[name] if name in heads else self._requests.lanes.try_next(model, queue, now_s)
-            decision = self._try_start(queue, request, situation, now_s) if request else None
+            if request is None:
+                continue
+            has_slot = self._placer.has_slot(request)
+            decision = self._try_start(queue, request, situation, now_s, has_slot=has_slot)
             if decision is not None:
                 return decision
-            if request is not None:
-                first_blocked[group] = place
+            first_blocked[group] = place
         return None
 
     def _try_start(
-        self, queue: LaneQueue, request: ScheduledRequest, situation: _Situation, now_s: float
+        self, queue: LaneQueue, request: ScheduledRequest, situation: _Situation, now_s: float, *, has_slot: bool
     ) -> Decision | None:
         key = (request.submit.model, queue.name)
-        has_slot = self._placer.has_slot(request)
         if has_slot:
             if self._blocked.get(key) == (request.request_id, situation):
                 self._is_for_slots = False
@@ -140,21 +143,18 @@ class Granter:
             if plan is not None:
                 self._blocked.pop(key, None)
                 return request, plan
-        as_of = request.request_id, self._workers.num_changes
-        if self._schedulable.get(key) != as_of:
+        if not self._is_schedulable(queue, request):
             refusal = self._try_give_up(request, queue.limits.worker_group, now_s)
             if refusal is not None:
                 return request, refusal
-            self._schedulable[key] = as_of
+            self._schedulable[key] = request.request_id, self._workers.num_changes
         if has_slot:
             self._is_for_slots = False
             self._blocked[key] = request.request_id, situation
         return None
 
-    def _only_lacks_slot(self, queue: LaneQueue, request: ScheduledRequest) -> bool:
-        """Whether it can start some day, and not now: so it is with most that wait."""
-        if self._placer.has_slot(request):
-            return False
+    def _is_schedulable(self, queue: LaneQueue, request: ScheduledRequest) -> bool:
+        """Whether it is known that it can start some day."""
         schedulable = self._schedulable.get((request.submit.model, queue.name))
         return schedulable == (request.request_id, self._workers.num_changes)
 

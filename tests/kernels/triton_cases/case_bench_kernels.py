@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.kernels.triton_cases.support import COMPUTE_CAPABILITY, DEVICE
 
-from benchmarks.gpu import cases
-from benchmarks.gpu.cases import AttentionShape, KernelCase
+from benchmarks.gpu.cases import full_width, one_byte
+from benchmarks.gpu.cases.full_width import AttentionShape, KernelCase
 from benchmarks.gpu.kernels import KernelReport, as_json, as_lines, measure
 from benchmarks.gpu.products import time_exact_products
 from benchmarks.gpu.timer import Ceilings, Timing
@@ -19,19 +19,27 @@ from weir.model.files.dummy import shape_named
 SHAPE = AttentionShape("tiny", 4, 2, 64)
 CEILINGS = Ceilings(copy_bytes_a_second=1e12, matmul_flops_a_second=1e14)
 MAKERS = [
-    pytest.param(partial(cases.decode_case, SHAPE, [64, 64], DEVICE, torch.float16, with_rivals=True), id="decode"),
-    pytest.param(partial(cases.decode_case, SHAPE, [5, 40], DEVICE, torch.float16), id="ragged-decode"),
-    pytest.param(partial(cases.linear_case, 3, 70, 96, DEVICE, torch.float16), id="exact-linear"),
-    pytest.param(partial(cases.norm_case, 3, 64, DEVICE), id="norm"),
-    pytest.param(partial(cases.silu_case, 3, 64, DEVICE), id="silu"),
-    pytest.param(partial(cases.rotary_case, SHAPE, 5, DEVICE), id="rotary"),
-    pytest.param(partial(cases.sampling_case, 3, 1000, DEVICE), id="sampling"),
     pytest.param(
-        partial(cases.prefill_case, SHAPE, 40, [40, 40], DEVICE, COMPUTE_CAPABILITY, torch.float16, with_rivals=True),
+        partial(full_width.decode_case, SHAPE, [64, 64], DEVICE, torch.float16, with_rivals=True), id="decode"
+    ),
+    pytest.param(partial(full_width.decode_case, SHAPE, [5, 40], DEVICE, torch.float16), id="ragged-decode"),
+    pytest.param(partial(full_width.linear_case, 3, 70, 96, DEVICE, torch.float16), id="exact-linear"),
+    pytest.param(partial(full_width.norm_case, 3, 64, DEVICE), id="norm"),
+    pytest.param(partial(full_width.silu_case, 3, 64, DEVICE), id="silu"),
+    pytest.param(partial(one_byte.fp8_norm_case, 3, 64, DEVICE), id="norm-E4M3"),
+    pytest.param(partial(one_byte.fp8_silu_case, 3, 64, DEVICE), id="silu-E4M3"),
+    pytest.param(partial(one_byte.fp8_product_case, 3, 48, 64, DEVICE), id="product-E4M3"),
+    pytest.param(partial(one_byte.int8_decode_case, SHAPE, [5, 40], DEVICE, torch.float16), id="decode-int8"),
+    pytest.param(partial(full_width.rotary_case, SHAPE, 5, DEVICE), id="rotary"),
+    pytest.param(partial(full_width.sampling_case, 3, 1000, DEVICE), id="sampling"),
+    pytest.param(
+        partial(
+            full_width.prefill_case, SHAPE, 40, [40, 40], DEVICE, COMPUTE_CAPABILITY, torch.float16, with_rivals=True
+        ),
         id="prefill",
     ),
     pytest.param(
-        partial(cases.prefill_case, SHAPE, 9, [40, 17], DEVICE, COMPUTE_CAPABILITY, torch.float16), id="chunks"
+        partial(full_width.prefill_case, SHAPE, 9, [40, 17], DEVICE, COMPUTE_CAPABILITY, torch.float16), id="chunks"
     ),
 ]
 
@@ -70,7 +78,7 @@ def test_every_case_is_right_and_is_timed(make: Callable[[], KernelCase]) -> Non
 
 def test_rivals_compute_the_same() -> None:
     torch.manual_seed(2)
-    case = cases.decode_case(SHAPE, [64, 64], DEVICE, torch.float16, with_rivals=True)
+    case = full_width.decode_case(SHAPE, [64, 64], DEVICE, torch.float16, with_rivals=True)
     gathered = case.rivals["torch SDPA, gathering"]()()
     contiguous = case.rivals["torch SDPA, contiguous"]()()
     assert isinstance(gathered, torch.Tensor)

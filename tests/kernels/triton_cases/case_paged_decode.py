@@ -14,17 +14,8 @@ from tests.kernels.triton_cases.support import (
 )
 
 from weir.ops import reference
-from weir.ops.gpu.paged_decode import (
-    MAX_SPLITS,
-    DecodeScratch,
-    DecodeTiles,
-    DecodeWork,
-    WorkSize,
-    decode_scratch,
-    decode_tiles,
-    decode_work,
-    paged_decode,
-)
+from weir.ops.gpu.decode_work import MAX_SPLITS, DecodeTiles, DecodeWork, WorkSize, decode_tiles, decode_work
+from weir.ops.gpu.paged_decode import DecodeScratch, decode_scratch, paged_decode
 
 ODD_LENGTHS = [1, 15, 17, 63, 500]
 SHAPES = [

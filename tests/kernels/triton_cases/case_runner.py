@@ -91,6 +91,10 @@ class Conversation:
         count = NUM_PAGES // len(prompts)
         self._tables = [tuple(order[slot * count : (slot + 1) * count]) for slot in range(len(prompts))]
 
+    def tokens_of(self, slot: int) -> list[int]:
+        """Prompt and output."""
+        return self._tokens[slot]
+
     def step(self, params: Sequence[SamplingParams], lengths: Sequence[int]) -> dict[int, int]:
         """Computes `lengths[slot]` more tokens of each sequence (0: none), and samples where all are computed."""
         chunks = []

@@ -162,7 +162,10 @@ def test_one_field_of_a_random_kind_is_named_or_was_right(
         named = error.field
     if named is None:
         again: object = msgpack.unpackb(encode(message))[name]
-        assert again == junk or isinstance(junk, dict | list)
+        # an integer may stand for a float, which has 53 bits
+        assert again == (float(junk) if isinstance(again, float) and isinstance(junk, int) else junk) or isinstance(
+            junk, dict | list
+        )
     elif not hasattr(message_type, "__post_init__"):
         assert named.startswith(name)
     else:  # a check of the message itself may be of several fields, and names one of them or the whole

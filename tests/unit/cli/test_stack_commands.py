@@ -90,6 +90,11 @@ def orphan(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
         (("--exact", "--precision", "fp32"), {}, "exact: precision fp32 on device cpu is computed by PyTorch"),
         (("--precision", "fp32"), {"WEIR_EXACT": "yes"}, "exact: precision fp32 on device cpu"),
         ((), {"WEIR_EXACT": "perhaps"}, "WEIR_EXACT='perhaps': must be true or false"),
+        (
+            ("--precision", "fp8"),
+            {},
+            "precision fp8: device cpu computes in int8 or fp32; auto is int8",
+        ),
         (("--nats", "here:4222"), {}, "nats 'here:4222': must start with nats:// or tls:// (from --nats)"),
         (("--otlp-endpoint", "x:1"), {}, "otlp_endpoint 'x:1': must start with http:// or https:// (from --otlp"),
         (("--policy", "nope"), {}, "--policy: policy 'nope': must be one of fcfs, "),

@@ -1,6 +1,7 @@
 """A model and its pages on a device, without the files and the memory that a worker has."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
@@ -16,8 +17,9 @@ def weights_on(weights: Weights, device: torch.device, dtype: torch.dtype) -> We
         return tensor.to(device, dtype)
 
     def moved_layer(layer: LayerWeights) -> LayerWeights:
-        tensors = {field.name: getattr(layer, field.name) for field in fields(layer)}
-        return replace(layer, **{name: moved(tensor) for name, tensor in tensors.items() if tensor is not None})
+        found = {field.name: getattr(layer, field.name) for field in fields(layer)}
+        moves: dict[str, Any] = {name: moved(tensor) for name, tensor in found.items() if torch.is_tensor(tensor)}
+        return replace(layer, **moves)
 
     embedding = moved(weights.embedding)
     return replace(

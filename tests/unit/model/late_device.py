@@ -9,10 +9,10 @@ from tests.unit.model.device_model import empty_pages
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.model.files.dummy import shape_named
-from weir.model.torch.weights import dummy_weights_on
+from weir.model.torch.weights import WeightFormat, dummy_weights_on
 from weir.model.triton import runner as triton_runner
 from weir.model.triton.batch import DeviceBatch, TritonLimits
-from weir.ops.gpu.paged_decode import decode_tiles
+from weir.ops.gpu.decode_work import decode_tiles
 
 WRITTEN = 7.0
 _CPU = torch.device("cpu")
@@ -66,5 +66,5 @@ def late_runner(
     config = replace(shape_named("tiny"), max_context_tokens=limits.max_context_tokens)
     pages = empty_pages(config, num_pages, _CPU, torch.float32)
     monkeypatch.setattr(triton_runner, "TritonDecoder", lambda *_, **__: LateDecoder(pages, stream))
-    weights = dummy_weights_on(_CPU, torch.float32, config)
+    weights = dummy_weights_on(_CPU, WeightFormat(torch.float32), config)
     return triton_runner.TritonRunner(config, weights, pages, limits, lambda: stream.synchronize), pages

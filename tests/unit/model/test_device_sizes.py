@@ -37,8 +37,18 @@ def test_weights_are_counted_once_and_what_a_worker_has_of_its_own_for_each() ->
     assert one - two == pytest.approx(own_bytes, abs=2 * page_geometry(LLAMA_8B, "bf16").page_bytes)
 
 
+def test_weights_of_one_byte_are_counted_as_they_are_laid_out() -> None:
+    weights = pytest.importorskip("weir.model.torch.weights")
+    torch = pytest.importorskip("torch")
+    for name in ("llama-3.1-8b", "llama-3.2-1b"):
+        config = shape_named(name)
+        laid_out = weights.weights_bytes(config, weights.WeightFormat(torch.bfloat16, is_fp8=True))
+        assert weight_bytes_on_gpu(config, "fp8") == pytest.approx(laid_out, rel=1e-4)
+    assert weight_bytes_on_gpu(LLAMA_8B, "fp8") < 0.57 * weight_bytes_on_gpu(LLAMA_8B, "bf16")
+
+
 def test_the_sums_of_a_long_row_have_the_bound_that_the_kernel_keeps() -> None:
-    decode = pytest.importorskip("weir.ops.gpu.paged_decode", reason="Triton is installed on Linux only")
+    decode = pytest.importorskip("weir.ops.gpu.decode_work", reason="Triton is installed on Linux only")
     most = decode.MAX_SPLITS * 256
     half, at_most, beyond = (
         worker_bytes_on_gpu(LLAMA_8B, "bf16", replace(BOUNDS, max_context_tokens=tokens))

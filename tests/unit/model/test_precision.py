@@ -8,6 +8,7 @@ import pytest
 from tests.unit.model.tiny import TinyLlama
 
 from weir.core.device import Device, Precision, check_precision
+from weir.kv.geometry import PAGE_TOKENS
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
@@ -61,6 +62,15 @@ def test_exact_fp32_on_a_cpu_is_refused_whether_asked_for_or_all_that_there_is(t
         choose_arithmetic("auto", replace(config, hidden_size=72), exact=True)
 
 
+@pytest.mark.parametrize("precision", ["fp8", "fp8-kv8"])
+def test_exact_is_refused_with_matrices_of_one_byte(precision: Precision, tiny: TinyLlama) -> None:
+    config = load_model_config(tiny.source)
+    refusal = rf"exact: precision {precision} has products by the library.*use precision bf16"
+    with pytest.raises(ModelError, match=refusal):
+        choose_arithmetic(precision, config, "cuda", exact=True)
+    assert choose_arithmetic("bf16-kv8", config, "cuda", exact=True) == "bf16-kv8"
+
+
 def test_exact_pages_are_others_on_a_device_and_the_same_on_a_cpu(tiny: TinyLlama) -> None:
     plain, exact = (model_digest(tiny.source, "auto", "cuda", exact=exact) for exact in (False, True))
     assert plain != exact
@@ -70,16 +80,17 @@ def test_exact_pages_are_others_on_a_device_and_the_same_on_a_cpu(tiny: TinyLlam
 
 def test_a_device_has_arithmetics_of_its_own(tiny: TinyLlama) -> None:
     config = load_model_config(tiny.source)
-    assert [choose_arithmetic(asked, config, "cuda") for asked in ("auto", "bf16", "fp32")] == ["bf16", "bf16", "fp32"]
-    assert [choose_arithmetic(asked, config, "interpreter") for asked in ("auto", "fp32")] == ["fp32", "fp32"]
+    assert [choose_arithmetic(asked, config, "cuda") for asked in ("auto", "fp8-kv8")] == ["bf16", "fp8-kv8"]
+    assert [choose_arithmetic(asked, config, "interpreter") for asked in ("auto", "fp8")] == ["fp32", "fp8"]
 
 
 @pytest.mark.parametrize(
     ("precision", "device", "problem"),
     [
-        ("int8", "cuda", "precision int8: device cuda computes in bf16 or fp32; auto is bf16"),
+        ("int8", "cuda", "precision int8: device cuda computes in bf16, fp32, fp8, bf16-kv8 or fp8-kv8; auto is bf16"),
+        ("fp8", "cpu", "precision fp8: device cpu computes in int8 or fp32; auto is int8"),
         ("bf16", "cpu", "precision bf16: device cpu computes in int8 or fp32; auto is int8"),
-        ("bf16", "interpreter", "precision bf16: device interpreter computes in fp32; auto is fp32"),
+        ("bf16", "interpreter", "precision bf16: device interpreter computes in fp32, fp8 or fp8-kv8; auto is fp32"),
     ],
 )
 def test_a_precision_that_the_device_lacks_is_refused(
@@ -97,8 +108,30 @@ def test_a_model_that_the_kernels_of_a_device_cannot_compute_is_refused(tiny: Ti
         choose_arithmetic("auto", config, "cuda")
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_size": 72}, "hidden_size is 72, expected a multiple of 16"),
+        (
+            {"num_heads": 3, "num_kv_heads": 1, "head_dim": 24},
+            r"num_heads \* head_dim is 72, expected a multiple of 16",
+        ),
+        ({"num_heads": 4096}, r"num_heads \* head_dim is 65536, a row is quantized up to 32768"),
+    ],
+)
+def test_a_model_whose_matrices_do_not_fit_e4m3_products_is_refused(
+    change: dict[str, Any], named: str, tiny: TinyLlama
+) -> None:
+    config = replace(load_model_config(tiny.source), head_dim=16, num_heads=4, num_kv_heads=2)
+    assert choose_arithmetic("fp8", config, "cuda") == "fp8"
+    with pytest.raises(ModelError, match=f"precision fp8: {named}.*; use --precision bf16 for this model"):
+        choose_arithmetic("fp8", replace(config, **change), "cuda")
+
+
 def test_pages_of_one_device_or_precision_are_not_taken_for_those_of_another(tiny: TinyLlama) -> None:
     on_gpu: list[tuple[Precision, Device]] = [("fp32", "cuda"), ("bf16", "cuda"), ("fp32", "interpreter")]
+    on_gpu += [("fp8", "cuda"), ("fp8", "interpreter"), ("bf16-kv8", "cuda"), ("fp8-kv8", "cuda")]
+    on_gpu += [("fp8-kv8", "interpreter")]
     asked = [*on_gpu, ("fp32", "cpu")]
     assert len({model_digest(tiny.source, precision, device) for precision, device in asked}) == len(asked)
     assert model_digest(tiny.source, "auto", "cuda") == model_digest(tiny.source, "bf16", "cuda")
@@ -109,3 +142,12 @@ def test_a_page_of_bf16_and_of_int8_is_half_as_large(tiny: TinyLlama) -> None:
     assert 2 * page_geometry(config, "bf16").page_bytes == page_geometry(config, "fp32").page_bytes
     assert page_geometry(config, "int8") == page_geometry(config, "bf16")
     assert page_geometry(config, "fp32") == config.page_geometry
+
+
+def test_a_page_of_int8_has_a_byte_a_number_and_four_a_head_of_a_token(tiny: TinyLlama) -> None:
+    config = load_model_config(tiny.source)
+    numbers_bytes = page_geometry(config, "bf16").page_bytes // 2
+    num_scales = config.num_layers * 2 * config.num_kv_heads * PAGE_TOKENS
+    assert page_geometry(config, "bf16-kv8").page_bytes == numbers_bytes + 4 * num_scales
+    assert page_geometry(config, "fp8-kv8") == page_geometry(config, "bf16-kv8")
+    assert page_geometry(config, "fp8") == page_geometry(config, "bf16")

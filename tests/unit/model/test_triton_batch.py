@@ -30,7 +30,7 @@ from weir.model.triton.batch import (
 from weir.model.triton.memory import StepUpload
 from weir.model.triton.sampled_before import SampledBefore
 from weir.model.triton.sampling import draw_arrays
-from weir.ops.gpu.paged_decode import DecodeTiles, WorkSize
+from weir.ops.gpu.decode_work import DecodeTiles, WorkSize
 from weir.ops.gpu.paged_prefill import tiles_of
 from weir.ops.gpu.sampling import NOT_A_NUMBER, philox_uniforms
 

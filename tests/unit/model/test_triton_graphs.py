@@ -13,7 +13,7 @@ import torch
 from weir.model.triton.batch import DeviceBatch, HostBatch, TritonLimits, padded_decodes
 from weir.model.triton.graphs import DecodeGraphs, cuda_graph_capture, graph_sizes
 from weir.model.triton.memory import StepUpload
-from weir.ops.gpu.paged_decode import WorkSize, decode_tiles
+from weir.ops.gpu.decode_work import WorkSize, decode_tiles
 
 LIMITS = TritonLimits(max_rows=64, max_sequences=12, max_context_tokens=1024)
 

@@ -20,7 +20,14 @@ from weir.model.files.config import load_model_config
 from weir.model.files.dummy import shape_named
 from weir.model.files.quant_blocks import try_split_blocks
 from weir.model.files.source import resolve_model
-from weir.model.torch.weights import fill_weights, load_weights, weights_bytes, weights_over
+from weir.model.torch.weights import (
+    WeightFormat,
+    fill_weights,
+    filled_weights,
+    load_weights,
+    weights_bytes,
+    weights_over,
+)
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 
@@ -60,10 +67,11 @@ def test_every_tensor_has_a_place_of_its_own_in_one_memory(tied: bool) -> None:
     )
     shapes = tensor_shapes(config)
     numbers = {name: float(number) for number, name in enumerate(shapes, 1)}
-    memory = torch.zeros(weights_bytes(config, torch.float32), dtype=torch.uint8)
-    weights = weights_over(memory, torch.float32, config)
+    kept = WeightFormat(torch.float32)
+    memory = torch.zeros(weights_bytes(config, kept), dtype=torch.uint8)
+    weights = weights_over(memory, kept, config)
     fill_weights(weights, config, lambda name: torch.full(shapes[name], numbers[name]))
-    found = weights_over(memory, torch.float32, config)
+    found = weights_over(memory, kept, config)
     assert torch.unique(found.output).tolist() == [numbers["model.embed_tokens.weight" if tied else "lm_head.weight"]]
     layer, prefix = found.layers[1], "model.layers.1.self_attn"
     query = config.num_heads * config.head_dim
@@ -75,6 +83,30 @@ def test_every_tensor_has_a_place_of_its_own_in_one_memory(tied: bool) -> None:
     values = torch.cat([torch.full((math.prod(shapes[name]),), number) for name, number in numbers.items()])
     filled = memory.view(torch.float32)
     assert torch.equal(filled[filled != 0].sort().values, values.sort().values), "nothing is overwritten"
+
+
+def test_matrices_of_layers_are_quantized_a_row_at_a_time_and_all_else_stays() -> None:
+    config = replace(shape_named("tiny"), query_key_value_bias=True, tie_word_embeddings=False)
+    shapes, generator = tensor_shapes(config), torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    kept = WeightFormat(torch.float32, is_fp8=True)
+    weights = filled_weights(torch.device("cpu"), kept, config, tensors.__getitem__)
+    assert torch.equal(weights.output, tensors["lm_head.weight"])
+    layer, prefix = weights.layers[1], "model.layers.1"
+    assert layer.query_key_value_bias is not None
+    assert torch.equal(layer.query_key_value_bias[-32:], tensors[f"{prefix}.self_attn.v_proj.bias"][-32:])
+    stacked = torch.cat([tensors[f"{prefix}.self_attn.{part}_proj.weight"] for part in "qkv"])
+    gate_up = torch.cat([tensors[f"{prefix}.mlp.{part}_proj.weight"] for part in ("gate", "up")])
+    for found, scales, meant in (
+        (layer.query_key_value, layer.scales.query_key_value, stacked),
+        (layer.attention_output, layer.scales.attention_output, tensors[f"{prefix}.self_attn.o_proj.weight"]),
+        (layer.gate_up, layer.scales.gate_up, gate_up),
+        (layer.down, layer.scales.down, tensors[f"{prefix}.mlp.down_proj.weight"]),
+    ):
+        assert found.dtype is torch.float8_e4m3fn
+        assert scales is not None
+        assert torch.equal(scales, meant.abs().amax(1) * (1 / 448))
+        torch.testing.assert_close(found.float() * scales[:, None], meant, rtol=2**-4, atol=1e-4)
 
 
 def test_bfloat16_is_not_widened_on_its_way_to_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

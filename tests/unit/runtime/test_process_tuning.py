@@ -1,4 +1,4 @@
-"""Services take the open files that they may have and say when these are too few; garbage is collected rarely."""
+"""Services take the open files that they may have and say when these are too few; garbage is collected bit by bit."""
 
 import gc
 import re
@@ -10,11 +10,11 @@ from tests.unit.runtime.services import Service, tokenize
 
 import weir_scheduler.__main__ as scheduler
 from weir.bench import scheduler as bench
-from weir.runtime.process_tuning import find_shortage, rare_full_collections
+from weir.runtime.process_tuning import find_shortage, short_collections
 from weir_gateway.config import GatewayConfig
 from weir_transfer.config import TransferConfig
 
-_RARE = (*gc.get_threshold()[:2], 1000)
+_SHORT = (50, 1, 70_000)
 
 
 def limits_of(pid: int) -> tuple[int, int]:
@@ -65,19 +65,19 @@ def test_a_limit_that_just_suffices_is_no_shortage() -> None:
 
 
 def end_badly() -> None:
-    with rare_full_collections():
+    with short_collections():
         raise RuntimeError(gc.get_threshold())
 
 
-def test_full_collections_are_rare_as_long_as_it_is_asked_for_also_if_it_ends_badly() -> None:
+def test_collections_are_short_as_long_as_it_is_asked_for_also_if_it_ends_badly() -> None:
     before = gc.get_threshold()
     with pytest.raises(RuntimeError) as ended:
         end_badly()
-    assert ended.value.args == (_RARE,)
-    assert before == gc.get_threshold() != _RARE
+    assert ended.value.args == (_SHORT,)
+    assert before == gc.get_threshold() != _SHORT
 
 
-def test_a_scheduler_runs_with_rare_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_runs_with_short_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def run_service(*_: object, **__: object) -> int:
@@ -87,7 +87,7 @@ def test_a_scheduler_runs_with_rare_full_collections(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(scheduler, "run_service", run_service)
     monkeypatch.setattr(scheduler, "load_config", lambda *_, **__: None)
     assert scheduler.main() == 3
-    assert seen == [_RARE]
+    assert seen == [_SHORT]
 
 
 def test_decisions_are_measured_as_the_scheduler_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +95,9 @@ def test_decisions_are_measured_as_the_scheduler_makes_them(monkeypatch: pytest.
 
     def measure(*_: object) -> bench.DecisionCost:
         seen.append(gc.get_threshold())
-        return bench.DecisionCost("fcfs", 1, 1, 1.0, 1.0, 1.0)
+        return bench.DecisionCost("fcfs", 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1)
 
     monkeypatch.setattr(bench, "measure", measure)
     config = bench.SchedulerBenchConfig(policies=("fcfs",), queued=(1,), pairs=(1,))
     assert bench.main(config, as_json=True) == 0
-    assert seen == [_RARE]
+    assert seen == [_SHORT]

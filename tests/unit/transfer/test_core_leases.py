@@ -241,7 +241,7 @@ def test_lease_ids_are_not_used_again(world: World) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"page_bytes": 8192}, "page_bytes 8192: this arena has 4096"),
+        ({"page_bytes": 8192}, "page_bytes 8192: this arena has 4096; .* one model, on one device, in one precision"),
         ({"model_digest": "other"}, "model_digest 'other': this arena has 'digest'"),
         ({"lease_id": 99}, "lease 99 of worker w does not exist"),
         ({"worker_id": "w" * 65}, "worker_id .* 65 bytes, allowed are 1 to 64"),

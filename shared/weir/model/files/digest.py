@@ -13,7 +13,7 @@ from weir.model.files.source import ModelKind, ModelSource
 from weir.model.precision import choose_arithmetic
 
 _CHUNK_BYTES = 1 << 22
-_VERSIONS: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 1, "bf16": 1}
+_VERSIONS: Mapping[Arithmetic, int] = {"int8": 2, "fp32": 1, "bf16": 1, "fp8": 1, "bf16-kv8": 1, "fp8-kv8": 1}
 """To be raised when results, or files of packed weights, change their bits."""
 _EXACT_VERSION = 1
 """To be raised when `exact_linear` changes its bits: another tile does."""

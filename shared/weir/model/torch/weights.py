@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,9 +13,20 @@ from weir.model.errors import ModelError
 from weir.model.files.dummy import DUMMY_SEED, SPREAD, is_norm, tensor_seed
 from weir.model.files.source import ModelSource
 from weir.model.files.tensors import open_tensors
+from weir.ops.reference_quantized import quantize_rows
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerScales:
+    """Of matrices in E4M3: fp32 [out] each, what a row of the matrix is to be multiplied by. None: of no other."""
+
+    query_key_value: torch.Tensor | None = None
+    attention_output: torch.Tensor | None = None
+    gate_up: torch.Tensor | None = None
+    down: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,20 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    scales: LayerScales = LayerScales()
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Type of the numbers; with `is_fp8` the matrices of the layers are E4M3 with a scale a row. Embedding and output
+    stay: rounding the output costs as much as all the layers together (ADR 52)."""
+
+    dtype: torch.dtype
+    is_fp8: bool = False
+
+    @property
+    def matrix_dtype(self) -> torch.dtype:
+        return torch.float8_e4m3fn if self.is_fp8 else self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +77,7 @@ class Weights:
             tensors += [layer.attention_norm, layer.query_key_value, layer.attention_output]
             tensors += [layer.mlp_norm, layer.gate_up, layer.down]
             tensors += [bias for bias in (layer.query_key_value_bias, layer.attention_output_bias) if bias is not None]
+            tensors += _scales_of(layer)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -63,71 +90,82 @@ def load_weights(source: ModelSource, config: ModelConfig) -> Weights:
     """
     tensors = open_tensors(source, config)
     check_memory(source, config, bytes_a_weight=4)
-    return filled_weights(torch.device("cpu"), torch.float32, config, lambda name: torch.from_numpy(tensors.read(name)))
+    cpu, fp32 = torch.device("cpu"), WeightFormat(torch.float32)
+    return filled_weights(cpu, fp32, config, lambda name: torch.from_numpy(tensors.read(name)))
 
 
-def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def weights_bytes(config: ModelConfig, kept: WeightFormat) -> int:
     """Of `weights_over`, gaps included."""
-    layout = _Layout(torch.empty(0, dtype=dtype, device="meta"))
-    _lay_out(layout, config)
+    layout = _Layout(torch.empty(0, dtype=torch.uint8, device="meta"))
+    _lay_out(layout, kept, config)
     return layout.num_bytes
 
 
-def weights_over(memory: torch.Tensor, dtype: torch.dtype, config: ModelConfig) -> Weights:
+def weights_over(memory: torch.Tensor, kept: WeightFormat, config: ModelConfig) -> Weights:
     """Views of `memory`, uint8 [at least `weights_bytes`], whatever is in it. The same places for the same model."""
-    return _lay_out(_Layout(memory.view(dtype)), config)
+    return _lay_out(_Layout(memory), kept, config)
 
 
 def filled_weights(
-    device: torch.device, dtype: torch.dtype, config: ModelConfig, read_tensor: Callable[[str], torch.Tensor]
+    device: torch.device, kept: WeightFormat, config: ModelConfig, read_tensor: Callable[[str], torch.Tensor]
 ) -> Weights:
     """In memory of their own. `read_tensor` as for `fill_weights`."""
-    memory = torch.empty(weights_bytes(config, dtype), dtype=torch.uint8, device=device)
-    weights = weights_over(memory, dtype, config)
+    memory = torch.empty(weights_bytes(config, kept), dtype=torch.uint8, device=device)
+    weights = weights_over(memory, kept, config)
     fill_weights(weights, config, read_tensor)
     return weights
 
 
 def fill_weights(weights: Weights, config: ModelConfig, read_tensor: Callable[[str], torch.Tensor]) -> None:
-    """`read_tensor` gives tensors by the names of `tensor_shapes`, each once, on any device and of any type."""
+    """`read_tensor` gives tensors by the names of `tensor_shapes`, each once, on any device and of any type. Matrices
+    that have scales are quantized where they will be, one at a time."""
     shapes = tensor_shapes(config)
-    for name, target in _parts(weights, config):
-        target.copy_(read_tensor(name).view(shapes[name]))
+    for name, target, scales in _parts(weights, config):
+        tensor = read_tensor(name).view(shapes[name])
+        if scales is None:
+            target.copy_(tensor)
+        else:
+            values, row_scales = quantize_rows(tensor.to(target.device))
+            target.copy_(values)
+            scales.copy_(row_scales)
 
 
 _ALIGN_BYTES = 256
 
 
 class _Layout:
-    """Hands out views of a flat tensor one after the other; of an empty one on the device "meta" it only counts."""
+    """Hands out views of flat bytes one after the other; of an empty tensor on the device "meta" it only counts."""
 
     def __init__(self, flat: torch.Tensor) -> None:
         self._flat = flat
         self.num_bytes = 0
 
-    def take(self, *shape: int) -> torch.Tensor:
-        start, num_elements = self.num_bytes // self._flat.itemsize, math.prod(shape)
-        self.num_bytes += -(-num_elements * self._flat.itemsize // _ALIGN_BYTES) * _ALIGN_BYTES
+    def take(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        start, num_bytes = self.num_bytes, math.prod(shape) * dtype.itemsize
+        self.num_bytes += -(-num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
         if self._flat.is_meta:
-            return torch.empty(shape, dtype=self._flat.dtype, device="meta")
-        return self._flat[start : start + num_elements].view(shape)
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return self._flat[start : start + num_bytes].view(dtype).view(shape)
 
 
-def _lay_out(layout: _Layout, config: ModelConfig) -> Weights:
-    hidden, take = config.hidden_size, layout.take
+def _lay_out(layout: _Layout, kept: WeightFormat, config: ModelConfig) -> Weights:
+    hidden, take, matrix = config.hidden_size, partial(layout.take, kept.dtype), partial(layout.take, kept.matrix_dtype)
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    stacked = query + 2 * key
+    stacked, gate_up = query + 2 * key, 2 * config.intermediate_size
     embedding = take(config.vocab_size, hidden)
     layers = tuple(
         LayerWeights(
             attention_norm=take(hidden),
-            query_key_value=take(stacked, hidden),
+            query_key_value=matrix(stacked, hidden),
             query_key_value_bias=take(stacked) if config.query_key_value_bias else None,
-            attention_output=take(hidden, query),
+            attention_output=matrix(hidden, query),
             attention_output_bias=take(hidden) if config.attention_output_bias else None,
             mlp_norm=take(hidden),
-            gate_up=take(2 * config.intermediate_size, hidden),
-            down=take(hidden, config.intermediate_size),
+            gate_up=matrix(gate_up, hidden),
+            down=matrix(hidden, config.intermediate_size),
+            scales=LayerScales(*(layout.take(torch.float32, rows) for rows in (stacked, hidden, gate_up, hidden)))
+            if kept.is_fp8
+            else LayerScales(),
         )
         for _ in range(config.num_layers)
     )
@@ -136,28 +174,47 @@ def _lay_out(layout: _Layout, config: ModelConfig) -> Weights:
     return Weights(embedding, layers, final_norm, output)
 
 
-def _parts(weights: Weights, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    """Where each tensor of `tensor_shapes` goes."""
+def _scales_of(layer: LayerWeights) -> list[torch.Tensor]:
+    scales = layer.scales
+    found = (scales.query_key_value, scales.attention_output, scales.gate_up, scales.down)
+    return [each for each in found if each is not None]
+
+
+_Part = tuple[str, torch.Tensor, torch.Tensor | None]
+
+
+def _parts(weights: Weights, config: ModelConfig) -> Iterator[_Part]:
+    """Where each tensor of `tensor_shapes` goes, and the scales of its rows if it is to be quantized."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield "model.embed_tokens.weight", weights.embedding
+    yield "model.embed_tokens.weight", weights.embedding, None
     for number, layer in enumerate(weights.layers):
-        prefix, attention = f"model.layers.{number}", f"model.layers.{number}.self_attn"
-        yield f"{prefix}.input_layernorm.weight", layer.attention_norm
-        matrices = torch.split(layer.query_key_value, [query, key, key])
-        yield from zip((f"{attention}.{part}_proj.weight" for part in "qkv"), matrices, strict=True)
+        prefix, scales = f"model.layers.{number}", layer.scales
+        attention = f"{prefix}.self_attn"
+        yield f"{prefix}.input_layernorm.weight", layer.attention_norm, None
+        names, sizes = [f"{attention}.{part}_proj" for part in "qkv"], [query, key, key]
+        yield from _stacked(names, layer.query_key_value, scales.query_key_value, sizes)
         if layer.query_key_value_bias is not None:
-            biases = torch.split(layer.query_key_value_bias, [query, key, key])
-            yield from zip((f"{attention}.{part}_proj.bias" for part in "qkv"), biases, strict=True)
-        yield f"{attention}.o_proj.weight", layer.attention_output
+            for name, bias in zip(names, torch.split(layer.query_key_value_bias, sizes), strict=True):
+                yield f"{name}.bias", bias, None
+        yield f"{attention}.o_proj.weight", layer.attention_output, scales.attention_output
         if layer.attention_output_bias is not None:
-            yield f"{attention}.o_proj.bias", layer.attention_output_bias
-        yield f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm
-        gate, up = layer.gate_up.chunk(2)
-        yield from ((f"{prefix}.mlp.gate_proj.weight", gate), (f"{prefix}.mlp.up_proj.weight", up))
-        yield f"{prefix}.mlp.down_proj.weight", layer.down
-    yield "model.norm.weight", weights.final_norm
+            yield f"{attention}.o_proj.bias", layer.attention_output_bias, None
+        yield f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm, None
+        names, sizes = [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")], [config.intermediate_size] * 2
+        yield from _stacked(names, layer.gate_up, scales.gate_up, sizes)
+        yield f"{prefix}.mlp.down_proj.weight", layer.down, scales.down
+    yield "model.norm.weight", weights.final_norm, None
     if not config.tie_word_embeddings:
-        yield "lm_head.weight", weights.output
+        yield "lm_head.weight", weights.output, None
+
+
+def _stacked(names: list[str], matrix: torch.Tensor, scales: torch.Tensor | None, sizes: list[int]) -> Iterator[_Part]:
+    """The matrices that stand in `matrix` one below the other, of so many rows."""
+    start = 0
+    for name, size in zip(names, sizes, strict=True):
+        end = start + size
+        yield f"{name}.weight", matrix[start:end], None if scales is None else scales[start:end]
+        start = end
 
 
 def dummy_tensor_on(
@@ -173,10 +230,10 @@ def dummy_tensor_on(
     return torch.empty(shape, dtype=dtype, device=device).uniform_(-SPREAD, SPREAD, generator=generator)
 
 
-def dummy_weights_on(device: torch.device, dtype: torch.dtype, config: ModelConfig, seed: int = DUMMY_SEED) -> Weights:
+def dummy_weights_on(device: torch.device, kept: WeightFormat, config: ModelConfig, seed: int = DUMMY_SEED) -> Weights:
     """A whole model, each tensor as `dummy_tensor_on` makes it."""
-    shapes = tensor_shapes(config)
-    return filled_weights(device, dtype, config, lambda name: dummy_tensor_on(device, dtype, name, shapes[name], seed))
+    shapes, dtype = tensor_shapes(config), kept.dtype
+    return filled_weights(device, kept, config, lambda name: dummy_tensor_on(device, dtype, name, shapes[name], seed))
 
 
 def check_memory(source: ModelSource, config: ModelConfig, bytes_a_weight: float) -> None:

@@ -21,7 +21,7 @@ from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.rows import SampledRow, ScoredRows, ordered_chunks, rows_with_logits, whole
 from weir.model.triton.memory import HostArray, StepUpload
 from weir.model.triton.tables import Ints, TableRows, flat_tables, num_pages_of
-from weir.ops.gpu.paged_decode import ITEM_INTS, MAX_SPLITS, DecodeTiles, DecodeWork, WorkSize, decode_items
+from weir.ops.gpu.decode_work import ITEM_INTS, MAX_SPLITS, DecodeTiles, DecodeWork, WorkSize, decode_items
 from weir.ops.gpu.paged_prefill import tiles_of
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first

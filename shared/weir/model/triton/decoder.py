@@ -7,46 +7,53 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig, rotary_frequencies
-from weir.model.torch.weights import LayerWeights, Weights
+from weir.model.torch.weights import LayerWeights, WeightFormat, Weights
 from weir.model.triton.batch import DeviceBatch, PrefillIndex, TritonLimits
-from weir.ops.gpu.exact_linear import exact_linear
-from weir.ops.gpu.paged_decode import DecodeTiles, WorkSize, decode_scratch, decode_tiles, most_splits, paged_decode
+from weir.model.triton.memory import LayerPages, layer_pages, page_shape
+from weir.model.triton.products import LayerProducts, ProductRows
+from weir.ops.gpu.decode_work import DecodeTiles, WorkSize, decode_tiles, most_splits
+from weir.ops.gpu.paged_decode import decode_scratch, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
 from weir.ops.gpu.rotary_kv_write import rotary_kv_write
-from weir.ops.gpu.silu_mul import silu_mul
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """[max_rows, width] each. `delta` is what a block adds to `residual`; the next norm adds it."""
+    """[max_rows, width] each. `delta` is what a block adds to `residual`; the next norm adds it. `quantized` is what
+    was attended, empty where products take that as it is."""
 
     residual: torch.Tensor
     delta: torch.Tensor
-    normed: torch.Tensor
+    normed: ProductRows
     projected: torch.Tensor
     attended: torch.Tensor
+    quantized: ProductRows
     gate_up: torch.Tensor
-    gated: torch.Tensor
+    gated: ProductRows
 
     def first(self, num_rows: int) -> "_Buffers":
         return _Buffers(*(getattr(self, field.name)[:num_rows] for field in fields(self)))
 
 
-def _make_buffers(config: ModelConfig, max_rows: int, device: torch.device, dtype: torch.dtype) -> _Buffers:
+def _make_buffers(
+    config: ModelConfig, max_rows: int, kept: WeightFormat, device: torch.device, products: LayerProducts
+) -> _Buffers:
+    def numbers(width: int) -> torch.Tensor:
+        return torch.zeros(max_rows, width, device=device, dtype=kept.dtype)
+
     query_width = config.num_heads * config.head_dim
-    widths = (
-        config.hidden_size,
-        config.hidden_size,
-        config.hidden_size,
-        query_width + 2 * config.num_kv_heads * config.head_dim,
-        query_width,
-        2 * config.intermediate_size,
-        config.intermediate_size,
+    return _Buffers(
+        residual=numbers(config.hidden_size),
+        delta=numbers(config.hidden_size),
+        normed=products.rows(max_rows, config.hidden_size),
+        projected=numbers(query_width + 2 * config.num_kv_heads * config.head_dim),
+        attended=numbers(query_width),
+        quantized=products.rows(max_rows, query_width if kept.is_fp8 else 0),
+        gate_up=numbers(2 * config.intermediate_size),
+        gated=products.rows(max_rows, config.intermediate_size),
     )
-    return _Buffers(*(torch.zeros(max_rows, width, device=device, dtype=dtype) for width in widths))
 
 
 def _rotary_tables(config: ModelConfig, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,16 +61,6 @@ def _rotary_tables(config: ModelConfig, device: torch.device) -> tuple[torch.Ten
     positions = torch.arange(config.max_context_tokens).float()
     angles = torch.outer(positions, torch.from_numpy(rotary_frequencies(config)))
     return angles.cos().to(device), angles.sin().to(device)
-
-
-def _library_linear(rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """As `exact_linear`, but for its promise; what goes to a wider `out` is rounded to the rows' type before."""
-    if bias is not None:
-        torch.addmm(bias, rows, matrix.t(), out=out)
-    elif out.dtype == rows.dtype:
-        torch.mm(rows, matrix.t(), out=out)
-    else:
-        out.copy_(torch.mm(rows, matrix.t()))
 
 
 class TritonDecoder:
@@ -78,23 +75,23 @@ class TritonDecoder:
         *,
         is_exact: bool = False,
     ) -> None:
-        """`weights` and `pages` are on the device, of one type. `is_exact`: products that do not depend on the batch.
+        """`weights` and `pages` are on the device, of one type but for matrices in E4M3 and pages in int8. `is_exact`:
+        products that do not depend on the batch.
 
         Raises:
             ValueError: the pages are not of this model's geometry.
         """
-        expected = (len(pages), config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
-        if tuple(pages.shape) != expected or pages.dtype != weights.embedding.dtype:
-            raise ValueError(f"pages are {pages.dtype} {list(pages.shape)}, expected {list(expected)} of the weights'")
+        device, dtype = pages.device, weights.embedding.dtype
+        expected = page_shape(config, len(pages), pages.dtype)
+        if tuple(pages.shape) != expected or pages.dtype not in (dtype, torch.int8):
+            raise ValueError(f"pages are {pages.dtype} {list(pages.shape)}, expected {list(expected)} of {dtype}")
         self._config = config
         self._weights = weights
-        self._linear = exact_linear if is_exact else _library_linear
-        self._layer_pages = [(pages[:, layer, 0], pages[:, layer, 1]) for layer in range(config.num_layers)]
+        self._layer_pages = layer_pages(pages, config)
         self._max_context_tokens = limits.max_context_tokens
         self._scale = config.head_dim**-0.5
-        device, dtype = pages.device, pages.dtype
         capability = 90 if device.type == "cpu" else 10 * torch.cuda.get_device_capability(device)[0]
-        self._decode_tiles = decode_tiles(config.head_dim, dtype)
+        self._decode_tiles = decode_tiles(config.head_dim, pages.dtype)
         self._prefill_tiles = prefill_tiles(config.num_heads, config.num_kv_heads, config.head_dim, dtype, capability)
         self._scratch = decode_scratch(
             limits.max_sequences,
@@ -105,7 +102,9 @@ class TritonDecoder:
             device,
         )
         self._cos, self._sin = _rotary_tables(config, device)
-        self._buffers = _make_buffers(config, limits.max_rows, device, dtype)
+        kept = WeightFormat(dtype, weights.layers[0].down.dtype is torch.float8_e4m3fn)
+        self._products = LayerProducts(kept, device, is_exact=is_exact)
+        self._buffers = _make_buffers(config, limits.max_rows, kept, device, self._products)
         self._logits = torch.empty(limits.max_logit_rows, config.vocab_size, dtype=torch.float32, device=device)
 
     @property
@@ -124,17 +123,19 @@ class TritonDecoder:
     def forward(self, batch: DeviceBatch) -> None:
         """Writes the batch's keys and values into their pages and keeps its last hidden states."""
         buffers, epsilon = self._buffers.first(len(batch.token_ids)), self._config.rms_norm_eps
+        products = self._products
         torch.index_select(self._weights.embedding, 0, batch.token_ids, out=buffers.residual)
         for number, layer in enumerate(self._weights.layers):
             if number == 0:
-                rms_norm(buffers.residual, layer.attention_norm, epsilon, buffers.normed)
+                products.norm(buffers.residual, layer.attention_norm, epsilon, buffers.normed)
             else:
-                rms_norm(buffers.delta, layer.attention_norm, epsilon, buffers.normed, buffers.residual)
+                products.norm(buffers.delta, layer.attention_norm, epsilon, buffers.normed, buffers.residual)
             self._attention(number, layer, batch, buffers)
-            rms_norm(buffers.delta, layer.mlp_norm, epsilon, buffers.normed, buffers.residual)
-            self._linear(buffers.normed, layer.gate_up, None, buffers.gate_up)
-            silu_mul(buffers.gate_up, buffers.gated)
-            self._linear(buffers.gated, layer.down, None, buffers.delta)
+            scales = layer.scales
+            products.norm(buffers.delta, layer.mlp_norm, epsilon, buffers.normed, buffers.residual)
+            products.multiply(buffers.normed, layer.gate_up, scales.gate_up, None, buffers.gate_up)
+            products.gate(buffers.gate_up, buffers.gated)
+            products.multiply(buffers.gated, layer.down, scales.down, None, buffers.delta)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """fp32 [rows, vocabulary] of rows (int32) of the last `forward`; they are there until the next call.
@@ -146,40 +147,45 @@ class TritonDecoder:
         normed = torch.empty_like(delta)
         rms_norm(delta, self._weights.final_norm, self._config.rms_norm_eps, normed, residual)
         logits = self._logits[: len(rows)]
-        self._linear(normed, self._weights.output, None, logits)
+        self._products.linear(normed, self._weights.output, None, logits)
         return logits
 
     def _attention(self, number: int, layer: LayerWeights, batch: DeviceBatch, buffers: _Buffers) -> None:
         head_dim, num_heads = self._config.head_dim, self._config.num_heads
-        keys, values = self._layer_pages[number]
-        self._linear(buffers.normed, layer.query_key_value, layer.query_key_value_bias, buffers.projected)
+        pages = self._layer_pages[number]
+        products, scales = self._products, layer.scales
+        matrix, bias = layer.query_key_value, layer.query_key_value_bias
+        products.multiply(buffers.normed, matrix, scales.query_key_value, bias, buffers.projected)
         heads = buffers.projected.view(len(buffers.projected), -1, head_dim)
-        rotary_kv_write(heads, self._cos, self._sin, batch.positions, batch.slot_mapping, keys, values)
+        rotary_kv_write(
+            heads, self._cos, self._sin, batch.positions, batch.slot_mapping, pages.keys, pages.values, pages.scales
+        )
         queries, out = heads[:, :num_heads], buffers.attended.view(-1, num_heads, head_dim)
         num_decodes = 0
         if batch.decode is not None:
             num_decodes = batch.decode.num_rows
             paged_decode(
                 queries[:num_decodes],
-                keys,
-                values,
+                pages.keys,
+                pages.values,
                 batch.decode.work,
                 self._scale,
                 out[:num_decodes],
                 self._scratch,
                 self._decode_tiles,
+                pages.scales,
             )
         if batch.prefill is not None:
-            self._prefill(batch.prefill, queries[num_decodes:], keys, values, out[num_decodes:])
-        self._linear(buffers.attended, layer.attention_output, layer.attention_output_bias, buffers.delta)
+            self._prefill(batch.prefill, queries[num_decodes:], pages, out[num_decodes:])
+        rows = products.made_of(buffers.attended, buffers.quantized)
+        matrix, bias = layer.attention_output, layer.attention_output_bias
+        products.multiply(rows, matrix, scales.attention_output, bias, buffers.delta)
 
-    def _prefill(
-        self, index: PrefillIndex, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
-    ) -> None:
+    def _prefill(self, index: PrefillIndex, queries: torch.Tensor, pages: LayerPages, out: torch.Tensor) -> None:
         paged_prefill(
             queries,
-            keys,
-            values,
+            pages.keys,
+            pages.values,
             index.block_tables,
             index.first_rows,
             index.ends,
@@ -187,4 +193,5 @@ class TritonDecoder:
             self._scale,
             out,
             self._prefill_tiles,
+            pages.scales,
         )

@@ -1,17 +1,17 @@
 """From a model's files to something that runs steps by the Triton kernels: on a GPU, or in Triton's interpreter."""
 
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from weir.core.device import Arithmetic, Device, Precision
+from weir.core.device import FP8_MATRICES, INT8_PAGES, Arithmetic, Device, Precision
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.cuda import CudaDriverError
 from weir.kv.memory.device import DeviceMemory, try_memory_kind
@@ -22,7 +22,9 @@ from weir.model.files.config import load_model_config
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.files.tensors import open_tensors
 from weir.model.precision import choose_arithmetic
+from weir.model.torch.key_balance import balance_keys
 from weir.model.torch.weights import (
+    WeightFormat,
     Weights,
     dummy_tensor_on,
     fill_weights,
@@ -40,7 +42,6 @@ _INTERPRET = "TRITON_INTERPRET"
 _LAYOUT = 1
 """To be raised when `weights_over` puts anything elsewhere."""
 _log = logging.getLogger(__name__)
-_DTYPES: dict[Arithmetic, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,17 @@ class DeviceWeights:
         from weir.model.triton.runner import TritonRunner  # noqa: PLC0415
 
         longest = min(self.config.max_context_tokens, arena.max_context_tokens)
-        pages = page_tensor(memory, self.config, arena.num_pages, self.device, _DTYPES[self.arithmetic])
+        dtype = weight_format(self.arithmetic, self.device).dtype
+        if self.arithmetic in INT8_PAGES:
+            dtype = torch.int8
+        pages = page_tensor(memory, self.config, arena.num_pages, self.device, dtype)
         limits = TritonLimits(max_rows, max_sequences, longest)
         return TritonRunner(self.config, self.weights, pages, limits, is_exact=is_exact)
+
+
+def weight_format(arithmetic: Arithmetic, device: torch.device) -> WeightFormat:
+    half = torch.bfloat16 if device.type == "cuda" else torch.float16  # the interpreter multiplies no bfloat16
+    return WeightFormat(torch.float32 if arithmetic == "fp32" else half, arithmetic in FP8_MATRICES)
 
 
 def start_device(device: Device, num_threads: int) -> None:
@@ -109,14 +118,17 @@ def load_on_device(
     config = load_model_config(source)
     arithmetic = choose_arithmetic(precision, config, device)
     target = _begin(device, num_threads)
-    dtype = _DTYPES[arithmetic]
+    kept = weight_format(arithmetic, target)
+    read = partial(_reader, source, config, target, kept.dtype)
     kind = try_memory_kind(device)
     if shared is not None and kind is not None:
-        num_bytes = weights_bytes(config, dtype)
+        num_bytes = weights_bytes(config, kept)
 
         def fill(memory: DeviceMemory) -> None:
-            weights = weights_over(memory_tensor(memory, target)[:num_bytes], dtype, config)
-            fill_weights(weights, config, _reader(source, config, target, dtype))
+            weights = weights_over(memory_tensor(memory, target)[:num_bytes], kept, config)
+            fill_weights(weights, config, read())
+            if arithmetic in INT8_PAGES:
+                balance_keys(weights, config)
             if target.type == "cuda":
                 torch.cuda.synchronize(target)  # others read it as soon as this returns
 
@@ -125,11 +137,13 @@ def load_on_device(
         except (SlabsAway, SlabRefused, CudaDriverError) as error:
             _log.warning("weights are not shared with other workers of this device: %s", error)
         else:
-            weights = weights_over(memory_tensor(slab.memory, target)[:num_bytes], dtype, config)
+            weights = weights_over(memory_tensor(slab.memory, target)[:num_bytes], kept, config)
             return DeviceWeights(config, weights, arithmetic, target, slab)
     if target.type == "cuda":
-        _check_memory(source, config, target, dtype)
-    weights = filled_weights(target, dtype, config, _reader(source, config, target, dtype))
+        _check_memory(source, config, target, kept)
+    weights = filled_weights(target, kept, config, read())
+    if arithmetic in INT8_PAGES:
+        balance_keys(weights, config)
     return DeviceWeights(config, weights, arithmetic, target)
 
 
@@ -168,8 +182,8 @@ def _begin(device: Device, num_threads: int) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def _check_memory(source: ModelSource, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-    needed_bytes = dtype.itemsize * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+def _check_memory(source: ModelSource, config: ModelConfig, device: torch.device, kept: WeightFormat) -> None:
+    needed_bytes = weights_bytes(config, kept)
     free_bytes, _ = torch.cuda.mem_get_info(device)
     if needed_bytes > free_bytes:
         raise ModelError(

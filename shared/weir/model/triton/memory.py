@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,8 @@ from torch.utils.dlpack import from_dlpack
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.memory.device import DeviceMemory, HostMemory
 from weir.model.architecture import ModelConfig
+from weir.model.precision import page_geometry
+from weir.ops.reference_quantized import KvScales
 
 _log = logging.getLogger(__name__)
 _ALIGN_BYTES = 16
@@ -54,15 +57,46 @@ def _try_as_tensor(memory: DeviceMemory, device: torch.device) -> torch.Tensor |
 def page_tensor(
     memory: DeviceMemory, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A view of the first pages: [num_pages, layers, 2 (key, value), kv heads, PAGE_TOKENS, head_dim].
+    """A view of the first pages: [num_pages, layers, 2 (key, value), kv heads, PAGE_TOKENS, head_dim], or of int8
+    [num_pages, bytes of a page], whose scales lie behind its numbers.
 
     Raises ValueError if the memory is smaller than that.
     """
-    shape = (num_pages, config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
+    shape = page_shape(config, num_pages, dtype)
     num_bytes = int(np.prod(shape)) * dtype.itemsize
     if memory.num_bytes < num_bytes:
         raise ValueError(f"page memory has {memory.num_bytes} bytes, {num_pages} pages of this model need {num_bytes}")
     return memory_tensor(memory, device)[:num_bytes].view(dtype).view(shape)
+
+
+def page_shape(config: ModelConfig, num_pages: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Of the tensor of all pages."""
+    if dtype is torch.int8:
+        return num_pages, page_geometry(config, "bf16-kv8").page_bytes
+    return num_pages, config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS, config.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """Views of one layer: [num_pages, kv heads, PAGE_TOKENS, head_dim] each; `scales` where they are int8."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    scales: KvScales | None
+
+
+def layer_pages(pages: torch.Tensor, config: ModelConfig) -> list[LayerPages]:
+    """Of every layer. `pages` are of `page_shape`."""
+    if pages.dtype is not torch.int8:
+        return [LayerPages(pages[:, layer, 0], pages[:, layer, 1], None) for layer in range(config.num_layers)]
+    shape = (len(pages), config.num_layers, 2, config.num_kv_heads, PAGE_TOKENS)
+    num_numbers = int(np.prod(shape[1:])) * config.head_dim
+    numbers = pages[:, :num_numbers].view(*shape, config.head_dim)
+    scales = pages[:, num_numbers:].view(torch.float32).view(shape)
+    return [
+        LayerPages(numbers[:, layer, 0], numbers[:, layer, 1], KvScales(scales[:, layer, 0], scales[:, layer, 1]))
+        for layer in range(config.num_layers)
+    ]
 
 
 class DevicePages:

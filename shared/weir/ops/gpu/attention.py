@@ -45,37 +45,74 @@ def load_page_rows(
 
 
 @triton.jit
+def load_page_scales(
+    p_key_scales,
+    p_value_scales,
+    p_table,
+    o_n,
+    m_n,
+    stride_scale_page,
+    PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+    IS_INT8: tl.constexpr,
+):
+    """What the keys and the values of rows o_n of one head are to be multiplied by [BLOCK_N]; nothing of use if they
+    are not int8."""
+    b_key_scale, b_value_scale = o_n, o_n
+    if IS_INT8:
+        if MASKED:
+            b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0)
+            o_scale = b_page.to(tl.int64) * stride_scale_page + o_n % PAGE
+            b_key_scale = tl.load(p_key_scales + o_scale, mask=m_n, other=0.0)
+            b_value_scale = tl.load(p_value_scales + o_scale, mask=m_n, other=0.0)
+        else:
+            o_scale = tl.load(p_table + o_n // PAGE).to(tl.int64) * stride_scale_page + o_n % PAGE
+            b_key_scale = tl.load(p_key_scales + o_scale)
+            b_value_scale = tl.load(p_value_scales + o_scale)
+    return b_key_scale, b_value_scale
+
+
+@triton.jit
 def attend_block(
     b_q,
     b_k,
     b_v,
+    b_k_scale,
+    b_v_scale,
     b_max,
     b_sum,
     b_acc,
     m_s,
     scale_log2,
     MASKED: tl.constexpr,
+    IS_INT8: tl.constexpr,
 ):
     """Online softmax in base 2 over one block: [BLOCK_M, BLOCK_D] x [BLOCK_N, BLOCK_D].
 
+    Keys and values in int8 are exact in the queries' type; their scales go to the scores and to the weights.
     b_max [BLOCK_M] is the greatest score before scaling, b_sum [BLOCK_M] the sum of 2^(scaled score - scaled b_max).
     Every row sees at least one key of the first block, so b_max is finite from then on.
     """
-    b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+    b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+    if IS_INT8:
+        b_s = b_s * b_k_scale[None, :]
     if MASKED:
         b_s = tl.where(m_s, b_s, float("-inf"))
     b_new_max = tl.maximum(b_max, tl.max(b_s, 1))
     b_p = tl.exp2(tl.fma(b_s, scale_log2, (-b_new_max * scale_log2)[:, None]))  # [BLOCK_M, BLOCK_N]
     b_decay = tl.exp2((b_max - b_new_max) * scale_log2)
     b_sum = tl.fma(b_sum, b_decay, tl.sum(b_p, 1))
-    b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
+    if IS_INT8:
+        b_p = b_p * b_v_scale[None, :]
+    b_acc = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), b_acc * b_decay[:, None], input_precision="ieee")
     return b_new_max, b_sum, b_acc
 
 
 def query_heads_per_kv_head(queries: torch.Tensor, keys: torch.Tensor) -> int:
     """Checks `queries` [rows, heads, head_dim] against pages."""
     check_shape("queries", queries, (None, None, keys.shape[3]))
-    check_dtype("queries", queries, keys.dtype)
+    if keys.dtype is not torch.int8:
+        check_dtype("queries", queries, keys.dtype)
     check_rows("queries", queries)
     if queries.shape[1] % keys.shape[1]:
         raise ValueError(f"{queries.shape[1]} query heads are no multiple of {keys.shape[1]} key heads")

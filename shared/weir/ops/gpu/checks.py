@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from weir.kv.geometry import PAGE_TOKENS
+from weir.ops.reference_quantized import KvScales
 
 ALIGN_BYTES = 16
 
@@ -44,3 +45,21 @@ def check_aligned(name: str, tensor: torch.Tensor) -> None:
     """For kernels that must be one variant: Triton compiles another for addresses that are no multiple of 16 bytes."""
     if tensor.data_ptr() % ALIGN_BYTES:
         raise ValueError(f"{name} begins at {tensor.data_ptr():#x}, expected a multiple of {ALIGN_BYTES} bytes")
+
+
+def check_kv_scales(keys: torch.Tensor, scales: KvScales | None) -> KvScales:
+    """Against `keys`, which has been checked. Without scales, something that a kernel may be given in their place."""
+    if scales is None:
+        if keys.dtype is torch.int8:
+            raise ValueError("keys are int8, which needs scales")
+        return KvScales(keys[..., 0], keys[..., 0])
+    check_dtype("keys", keys, torch.int8)
+    for name, tensor in (("scales.keys", scales.keys), ("scales.values", scales.values)):
+        check_shape(name, tensor, keys.shape[:3])
+        check_dtype(name, tensor, torch.float32)
+        check_rows(name, tensor)
+    if scales.keys.stride() != scales.values.stride():
+        raise ValueError(
+            f"scales have strides {scales.keys.stride()} and {scales.values.stride()}, expected the same for both"
+        )
+    return scales

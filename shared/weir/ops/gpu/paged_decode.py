@@ -8,26 +8,21 @@ of their ends.
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.gpu.attention import LOG2_E, attend_block, load_page_rows, query_heads_per_kv_head
-from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_rows, check_shape
+from weir.ops.gpu.attention import LOG2_E, attend_block, load_page_rows, load_page_scales, query_heads_per_kv_head
+from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_kv_scales, check_rows, check_shape
+from weir.ops.gpu.decode_work import MAX_SPLITS, DecodeTiles, DecodeWork, most_splits
+from weir.ops.reference_quantized import KvScales
 
-Ints = npt.NDArray[np.int32]
-
-MAX_SPLITS = 64
-"""Of a row: those of longer ones are longer."""
 _MIN_DOT_ROWS = 16
 _MERGE_ELEMENTS = 4096
 _PROGRAMS_PER_MULTIPROCESSOR = 3
 """As many as run side by side on sm_90 by their shared memory. Results do not depend on it."""
 _PROGRAMS_WITHOUT_GPU = 64
-ITEM_INTS = 4
 
 
 @triton.jit
@@ -86,10 +81,14 @@ def attend_split(
     scale_log2,
     stride_page,
     stride_token,
+    p_key_scales,
+    p_value_scales,
+    stride_scale_page,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr,
+    IS_INT8: tl.constexpr,
 ):
     """Of positions [start, end): the result [BLOCK_M, BLOCK_D] and the base-2 logarithm of the sum of exponentials
     [BLOCK_M]. Of no position it is 0."""
@@ -102,7 +101,12 @@ def attend_split(
         m_n = o_t < end
         b_k = load_page_rows(p_keys, p_table, o_t, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
         b_v = load_page_rows(p_values, p_table, o_t, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
-        b_max, b_sum, b_acc = attend_block(b_q, b_k, b_v, b_max, b_sum, b_acc, m_n[None, :], scale_log2, True)
+        b_k_scale, b_v_scale = load_page_scales(
+            p_key_scales, p_value_scales, p_table, o_t, m_n, stride_scale_page, PAGE, True, IS_INT8
+        )
+        b_max, b_sum, b_acc = attend_block(
+            b_q, b_k, b_v, b_k_scale, b_v_scale, b_max, b_sum, b_acc, m_n[None, :], scale_log2, True, IS_INT8
+        )
     b_sum = tl.where(b_sum > 0, b_sum, 1.0)
     return b_acc / b_sum[:, None], tl.fma(b_max, scale_log2, tl.log2(b_sum))
 
@@ -118,12 +122,16 @@ def paged_decode_kernel(
     p_partial,
     p_lse,
     p_num_done,
+    p_key_scales,
+    p_value_scales,
     scale_log2,
     stride_query_row,
     stride_query_head,
     stride_page,
     stride_kv_head,
     stride_token,
+    stride_scale_page,
+    stride_scale_head,
     stride_out_row,
     stride_out_head,
     max_splits,
@@ -138,6 +146,7 @@ def paged_decode_kernel(
     SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     PAGE: tl.constexpr,
+    IS_INT8: tl.constexpr,
 ):
     """Program (number) takes each num_programs-th pair of a key head and an item: row, split, place of the row's table,
     its length.
@@ -166,8 +175,10 @@ def paged_decode_kernel(
         p_q = p_queries + i_row * stride_query_row + o_head[:, None] * stride_query_head + o_d[None, :]
         b_q = tl.load(p_q, mask=m_q, other=0.0)  # [BLOCK_M, BLOCK_D]
         b_out, b_lse = attend_split(
-            b_q, p_k, p_v, p_table, start, end, scale_log2, stride_page, stride_token, BLOCK_N, HEAD_DIM, BLOCK_D, PAGE
-        )
+            b_q, p_k, p_v, p_table, start, end, scale_log2, stride_page, stride_token,
+            p_key_scales + i_kv_head * stride_scale_head, p_value_scales + i_kv_head * stride_scale_head,
+            stride_scale_page, BLOCK_N, HEAD_DIM, BLOCK_D, PAGE, IS_INT8
+        )  # fmt: skip
         p_row_out = p_out + i_row * stride_out_row
         if length <= split_tokens:
             p_o = p_row_out + o_head[:, None] * stride_out_head + o_d[None, :]
@@ -190,18 +201,6 @@ def paged_decode_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeTiles:
-    """How the work is cut. `split_tokens` and `block_tokens` set the order of additions, so results depend on them to
-    the last bit: they are functions of the model's shape and type, never of the batch. A row longer than MAX_SPLITS
-    splits has MAX_SPLITS of a multiple of `split_tokens`, by its own length."""
-
-    split_tokens: int
-    block_tokens: int
-    num_warps: int
-    num_stages: int
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeScratch:
     """Room for the splits' results, reused by every layer and step: `partial` [rows, heads, splits, head_dim] and
     `lse` [rows, heads, splits], fp32. `num_done` int32 is 0 between launches. `num_programs`: of a launch, at most."""
@@ -210,38 +209,6 @@ class DecodeScratch:
     lse: torch.Tensor
     num_done: torch.Tensor
     num_programs: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkSize:
-    """At most: items of a batch, and splits of one row."""
-
-    max_items: int
-    max_splits: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeWork:
-    """`items` int32 [any]: first four ints an item (row, split, place of the row's table in `items`, length), behind
-    them the tables. `num_items` int32 [1] is on the device as well."""
-
-    items: torch.Tensor
-    num_items: torch.Tensor
-    size: WorkSize
-
-
-def decode_tiles(head_dim: int, dtype: torch.dtype) -> DecodeTiles:
-    """A block is 32 KiB of keys and values, read two blocks ahead, so that a few programs on a multiprocessor keep
-    enough bytes in flight to hide memory latency. Triton's pipeliner halves the stages of a load whose address comes
-    from another load, as a page's does: 5 stages read 2 blocks ahead, 3 and 4 only 1.
-    """
-    block_tokens = min(128, 16384 // (triton.next_power_of_2(head_dim) * dtype.itemsize))
-    return DecodeTiles(split_tokens=256, block_tokens=block_tokens, num_warps=4, num_stages=5)
-
-
-def most_splits(max_context_tokens: int, tiles: DecodeTiles) -> int:
-    """Of a row of at most so many positions."""
-    return min(MAX_SPLITS, max(1, -(-max_context_tokens // tiles.split_tokens)))
 
 
 def decode_scratch(
@@ -261,40 +228,6 @@ def decode_scratch(
     )
 
 
-def decode_items(lengths: Ints, table_places: Ints, tiles: DecodeTiles) -> Ints:
-    """The list of `DecodeWork` [items, 4] on the host, without tables; `table_places` are added to its own size.
-
-    The last rows come first: where those are the longest, no program is left with a long piece at the end.
-    """
-    split_tokens = tiles.split_tokens * np.maximum(1, -(-lengths // (tiles.split_tokens * MAX_SPLITS)))
-    counts = np.maximum(1, -(-lengths // split_tokens))[::-1]
-    rows = np.repeat(np.arange(len(lengths) - 1, -1, -1), counts)
-    splits = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    places = table_places[rows] + ITEM_INTS * len(rows)
-    items: Ints = np.stack([rows, splits, places, lengths[rows]], axis=1).astype(np.int32)
-    return items
-
-
-def decode_work(block_tables: torch.Tensor, lengths: torch.Tensor, tiles: DecodeTiles) -> DecodeWork:
-    """Of `block_tables` [rows, width] and `lengths` [rows], on the device, by way of the host.
-
-    Raises ValueError for a shape that does not fit, or a length that passes the table.
-    """
-    num_rows, width = block_tables.shape
-    check_shape("lengths", lengths, (num_rows,))
-    ends = lengths.cpu().numpy().astype(np.int32)
-    if num_rows and ends.max() > width * PAGE_TOKENS:
-        raise ValueError(f"a row has {ends.max()} positions, its table has {width} pages of {PAGE_TOKENS}")
-    items = decode_items(ends, np.arange(num_rows, dtype=np.int32) * width, tiles)
-    flat = np.concatenate([items.reshape(-1), block_tables.cpu().numpy().astype(np.int32).reshape(-1)])
-    device = block_tables.device
-    return DecodeWork(
-        torch.from_numpy(flat).to(device),
-        torch.tensor([len(items)], dtype=torch.int32, device=device),
-        WorkSize(len(items), int(items[:, 1].max(initial=0)) + 1),
-    )
-
-
 def paged_decode(
     queries: torch.Tensor,
     keys: torch.Tensor,
@@ -304,9 +237,10 @@ def paged_decode(
     out: torch.Tensor,
     scratch: DecodeScratch,
     tiles: DecodeTiles,
+    scales: KvScales | None = None,
 ) -> None:
     """Writes the rows of `out` [rows, heads, head_dim] that `work` names; shapes and meaning as
-    `reference.paged_decode`.
+    `reference.paged_decode`. With `scales` keys and values are int8.
 
     What is in `work` lives on the device and is not checked. A row's result depends on its own query, pages and length
     only: not on the order of the work, nor on who does it.
@@ -316,11 +250,11 @@ def paged_decode(
     """
     group = query_heads_per_kv_head(queries, keys)
     check_kv_pages(keys, values)
+    found = check_kv_scales(keys, scales)
     check_shape("out", out, queries.shape)
     check_rows("out", out)
-    check_shape("work.items", work.items, (None,))
-    check_shape("work.num_items", work.num_items, (1,))
-    for name, tensor in (("work.items", work.items), ("work.num_items", work.num_items)):
+    for name, tensor, length in (("work.items", work.items, None), ("work.num_items", work.num_items, 1)):
+        check_shape(name, tensor, (length,))
         check_dtype(name, tensor, torch.int32)
     num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
     _check_scratch(scratch, queries, work.size.max_splits)
@@ -338,14 +272,13 @@ def paged_decode(
         scratch.partial,
         scratch.lse,
         scratch.num_done,
+        found.keys,
+        found.values,
         scale * LOG2_E,
-        queries.stride(0),
-        queries.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        keys.stride(2),
-        out.stride(0),
-        out.stride(1),
+        *queries.stride()[:2],
+        *keys.stride()[:3],
+        *found.keys.stride()[:2],
+        *out.stride()[:2],
         scratch.lse.shape[2],
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -358,6 +291,7 @@ def paged_decode(
         SPLIT=tiles.split_tokens,
         MAX_SPLITS=MAX_SPLITS,
         PAGE=PAGE_TOKENS,
+        IS_INT8=scales is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         enable_fp_fusion=False,

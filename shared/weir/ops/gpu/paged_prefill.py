@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.gpu.attention import LOG2_E, attend_block, load_page_rows, query_heads_per_kv_head
-from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_rows, check_shape
+from weir.ops.gpu.attention import LOG2_E, attend_block, load_page_rows, load_page_scales, query_heads_per_kv_head
+from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_kv_scales, check_rows, check_shape
+from weir.ops.reference_quantized import KvScales
 
 
 # a table as wide as the longest sequence must not compile the kernel anew
@@ -26,12 +27,16 @@ def paged_prefill_kernel(
     p_ends,
     p_tiles,
     p_out,
+    p_key_scales,
+    p_value_scales,
     scale_log2,
     stride_query_row,
     stride_query_head,
     stride_page,
     stride_kv_head,
     stride_token,
+    stride_scale_page,
+    stride_scale_head,
     stride_table,
     stride_out_row,
     stride_out_head,
@@ -41,6 +46,7 @@ def paged_prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr,
+    IS_INT8: tl.constexpr,
 ):
     """Program (key head, tile) computes BLOCK_M // GROUP queries of one sequence's chunk for GROUP query heads.
 
@@ -70,11 +76,12 @@ def paged_prefill_kernel(
     m_q = m_row[:, None] & (o_d < HEAD_DIM)[None, :]
     p_q = p_queries + (o_row * stride_query_row + o_head * stride_query_head)[:, None] + o_d[None, :]
     b_q = tl.load(p_q, mask=m_q, other=0.0)  # [BLOCK_M, BLOCK_D]
-    b_position = first_position + o_query  # [BLOCK_M]
 
     p_table = p_tables + i_sequence * stride_table
     p_k = p_keys + i_kv_head * stride_kv_head
     p_v = p_values + i_kv_head * stride_kv_head
+    p_ks = p_key_scales + i_kv_head * stride_scale_head
+    p_vs = p_value_scales + i_kv_head * stride_scale_head
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -83,13 +90,19 @@ def paged_prefill_kernel(
     for first in range(0, full_end, BLOCK_N):
         b_k = load_page_rows(p_k, p_table, first + o_n, None, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, False)
         b_v = load_page_rows(p_v, p_table, first + o_n, None, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, False)
-        b_max, b_sum, b_acc = attend_block(b_q, b_k, b_v, b_max, b_sum, b_acc, None, scale_log2, False)
+        b_ks, b_vs = load_page_scales(p_ks, p_vs, p_table, first + o_n, None, stride_scale_page, PAGE, False, IS_INT8)
+        b_max, b_sum, b_acc = attend_block(
+            b_q, b_k, b_v, b_ks, b_vs, b_max, b_sum, b_acc, None, scale_log2, False, IS_INT8
+        )
     for first in range(full_end, last, BLOCK_N):
         m_n = first + o_n < end
         b_k = load_page_rows(p_k, p_table, first + o_n, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
         b_v = load_page_rows(p_v, p_table, first + o_n, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
-        m_s = (first + o_n)[None, :] <= b_position[:, None]
-        b_max, b_sum, b_acc = attend_block(b_q, b_k, b_v, b_max, b_sum, b_acc, m_s, scale_log2, True)
+        m_s = (first + o_n)[None, :] <= (first_position + o_query)[:, None]
+        b_ks, b_vs = load_page_scales(p_ks, p_vs, p_table, first + o_n, m_n, stride_scale_page, PAGE, True, IS_INT8)
+        b_max, b_sum, b_acc = attend_block(
+            b_q, b_k, b_v, b_ks, b_vs, b_max, b_sum, b_acc, m_s, scale_log2, True, IS_INT8
+        )
 
     p_o = p_out + (o_row * stride_out_row + o_head * stride_out_head)[:, None] + o_d[None, :]
     tl.store(p_o, (b_acc / b_sum[:, None]).to(p_out.dtype.element_ty), mask=m_q)
@@ -147,8 +160,10 @@ def paged_prefill(
     scale: float,
     out: torch.Tensor,
     tiles: PrefillTiles,
+    scales: KvScales | None = None,
 ) -> None:
-    """Writes `out` [rows, heads, head_dim]; shapes and meaning as `reference.paged_prefill`.
+    """Writes `out` [rows, heads, head_dim]; shapes and meaning as `reference.paged_prefill`. With `scales` keys
+    and values are int8.
 
     All index tensors are int32; `tile_list` [tiles, 2] comes from `tiles_of`. Ends must not pass the tables' width:
     they live on the device and are not checked. A position's result depends on its own sequence only, and not on how
@@ -159,6 +174,7 @@ def paged_prefill(
     """
     group = query_heads_per_kv_head(queries, keys)
     check_kv_pages(keys, values)
+    found = check_kv_scales(keys, scales)
     num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
     check_shape("out", out, queries.shape)
     check_rows("out", out)
@@ -184,21 +200,21 @@ def paged_prefill(
         ends,
         tile_list,
         out,
+        found.keys,
+        found.values,
         scale * LOG2_E,
-        queries.stride(0),
-        queries.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        keys.stride(2),
+        *queries.stride()[:2],
+        *keys.stride()[:3],
+        *found.keys.stride()[:2],
         block_tables.stride(0),
-        out.stride(0),
-        out.stride(1),
+        *out.stride()[:2],
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_M=tiles.block_rows,
         BLOCK_N=tiles.block_tokens,
         PAGE=PAGE_TOKENS,
+        IS_INT8=scales is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         enable_fp_fusion=False,

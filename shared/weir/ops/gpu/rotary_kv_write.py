@@ -5,9 +5,29 @@ import triton
 import triton.language as tl
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_rows, check_shape
+from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_kv_scales, check_rows, check_shape
+from weir.ops.reference_quantized import INT8_MAX, LEAST_AMAX, KvScales
 
 _BLOCK_HEADS = 4
+_INT8_MAX = tl.constexpr(INT8_MAX)
+_SCALE_OF_MAX = tl.constexpr(1.0 / INT8_MAX)
+_LEAST_AMAX = tl.constexpr(LEAST_AMAX)
+_ROUND_TO_INTEGER = tl.constexpr(12582912.0)
+"""The sum of this and a number below 2**22 is rounded to whole numbers, ties to even."""
+
+
+@triton.jit
+def store_quantized_heads(b_first, b_second, p_page, p_scale, HALF: tl.constexpr, m_head):
+    """int8 of the two halves of heads, fp32 [BLOCK_HEADS, BLOCK_HALF] each and 0 outside m_head, and their scales."""
+    b_amax = tl.maximum(tl.max(tl.abs(b_first), 1), tl.max(tl.abs(b_second), 1))[:, None]
+    b_amax = tl.maximum(b_amax, _LEAST_AMAX)  # [BLOCK_HEADS, 1]
+    b_inverse = tl.div_rn(_INT8_MAX, b_amax)
+    b_first = b_first * b_inverse + _ROUND_TO_INTEGER - _ROUND_TO_INTEGER
+    b_second = b_second * b_inverse + _ROUND_TO_INTEGER - _ROUND_TO_INTEGER
+    tl.store(p_page, b_first.to(tl.int8), mask=m_head)
+    tl.store(p_page + HALF, b_second.to(tl.int8), mask=m_head)
+    m_any = tl.max(m_head.to(tl.int32), 1)[:, None] > 0
+    tl.store(p_scale, b_amax * _SCALE_OF_MAX, mask=m_any)
 
 
 @triton.jit
@@ -19,18 +39,23 @@ def rotary_kv_write_kernel(
     p_slot_mapping,
     p_keys,
     p_values,
+    p_key_scales,
+    p_value_scales,
     stride_qkv_row,
     stride_qkv_head,
     stride_table_row,
     stride_page,
     stride_kv_head,
     stride_token,
+    stride_scale_page,
+    stride_scale_head,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
+    IS_INT8: tl.constexpr,
 ):
     """Program (row, block of heads). The blocks of query heads come first, then those of key heads with their values.
 
@@ -64,12 +89,23 @@ def rotary_kv_write_kernel(
         o_page = o_kv + o_head.to(tl.int64)[:, None] * stride_kv_head + o_half[None, :]
         b_first = tl.load(p_k, mask=m_head, other=0.0).to(tl.float32)
         b_second = tl.load(p_k + HALF, mask=m_head, other=0.0).to(tl.float32)
-        tl.store(p_keys + o_page, (b_first * b_cos - b_second * b_sin).to(p_keys.dtype.element_ty), mask=m_head)
-        tl.store(p_keys + o_page + HALF, (b_second * b_cos + b_first * b_sin).to(p_keys.dtype.element_ty), mask=m_head)
+        b_first_key = b_first * b_cos - b_second * b_sin
+        b_second_key = b_second * b_cos + b_first * b_sin
         b_first_value = tl.load(p_v, mask=m_head, other=0.0)
         b_second_value = tl.load(p_v + HALF, mask=m_head, other=0.0)
-        tl.store(p_values + o_page, b_first_value.to(p_values.dtype.element_ty), mask=m_head)
-        tl.store(p_values + o_page + HALF, b_second_value.to(p_values.dtype.element_ty), mask=m_head)
+        if IS_INT8:
+            o_scale = (kv_slot // PAGE) * stride_scale_page + kv_slot % PAGE
+            o_scale += o_head.to(tl.int64)[:, None] * stride_scale_head
+            store_quantized_heads(b_first_key, b_second_key, p_keys + o_page, p_key_scales + o_scale, HALF, m_head)
+            b_first_value, b_second_value = b_first_value.to(tl.float32), b_second_value.to(tl.float32)
+            store_quantized_heads(
+                b_first_value, b_second_value, p_values + o_page, p_value_scales + o_scale, HALF, m_head
+            )
+        else:
+            tl.store(p_keys + o_page, b_first_key.to(p_keys.dtype.element_ty), mask=m_head)
+            tl.store(p_keys + o_page + HALF, b_second_key.to(p_keys.dtype.element_ty), mask=m_head)
+            tl.store(p_values + o_page, b_first_value.to(p_values.dtype.element_ty), mask=m_head)
+            tl.store(p_values + o_page + HALF, b_second_value.to(p_values.dtype.element_ty), mask=m_head)
 
 
 def rotary_kv_write(
@@ -80,9 +116,10 @@ def rotary_kv_write(
     slot_mapping: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    scales: KvScales | None = None,
 ) -> None:
-    """Shapes and meaning as `reference.rotary_kv_write`. Tables are fp32, `positions` int32, `slot_mapping` int32 or
-    int64.
+    """Shapes and meaning as `reference.rotary_kv_write`, with `scales` as
+    `reference_quantized.rotary_kv_write`. Tables are fp32, `positions` int32, `slot_mapping` int32 or int64.
 
     Positions and slot mapping live on the device and are not checked against the tables and pages.
 
@@ -90,6 +127,7 @@ def rotary_kv_write(
         ValueError: a shape, type or stride does not fit.
     """
     check_kv_pages(keys, values)
+    found = check_kv_scales(keys, scales)
     num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
     num_rows = query_key_value.shape[0]
     num_heads = query_key_value.shape[1] - 2 * num_kv_heads
@@ -120,17 +158,18 @@ def rotary_kv_write(
         slot_mapping,
         keys,
         values,
-        query_key_value.stride(0),
-        query_key_value.stride(1),
+        found.keys,
+        found.values,
+        *query_key_value.stride()[:2],
         cos.stride(0),
-        keys.stride(0),
-        keys.stride(1),
-        keys.stride(2),
+        *keys.stride()[:3],
+        *found.keys.stride()[:2],
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         BLOCK_HEADS=_BLOCK_HEADS,
         PAGE=PAGE_TOKENS,
+        IS_INT8=scales is not None,
         num_warps=1,
     )

@@ -11,7 +11,7 @@ from typing import Literal
 
 from weir.bus.server import nats_server_command
 from weir.core.credentials import masked_url
-from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, check_exact, check_precision
+from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.fields import ByteSize, check_range
 from weir.core.ports import LOOPBACK
 from weir.runtime.config import (
@@ -71,7 +71,7 @@ class StackConfig:
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
     model_shape: str = setting("", MODEL_SHAPE_HELP)
     device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
-    precision: Literal["auto", "int8", "fp32", "bf16"] = setting("auto", PRECISION_HELP)
+    precision: Precision = setting("auto", PRECISION_HELP)
     exact: bool = setting(False, EXACT_HELP)
     host: str = setting(LOOPBACK, "Address that the gateway listens on.")
     http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.ops import reference
+from weir.ops.gpu import decode_work as work_list
 from weir.ops.gpu import exact_linear as linear
 from weir.ops.gpu import paged_decode as decode
 from weir.ops.gpu import paged_prefill as prefill
@@ -99,18 +100,18 @@ def decode_case(
     lengths: list[int],
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
-    tiles: decode.DecodeTiles | None = None,
+    tiles: work_list.DecodeTiles | None = None,
     with_rivals: bool = False,
 ) -> KernelCase:
     """Rivals want all lengths to be the same."""
     kv = kv_batch(shape, lengths, dtype, device)
     batch, scale = len(lengths), shape.head_dim**-0.5
-    tiles = tiles or decode.decode_tiles(shape.head_dim, dtype)
+    tiles = tiles or work_list.decode_tiles(shape.head_dim, dtype)
     queries = torch.randn(batch, shape.num_heads, shape.head_dim, device=device, dtype=dtype)
     out = torch.empty_like(queries)
     scratch = decode.decode_scratch(batch, shape.num_heads, shape.head_dim, max(lengths) + PAGE_TOKENS, tiles, device)
     ends = torch.tensor(lengths, device=device, dtype=torch.int32)
-    work = decode.decode_work(kv.block_tables, ends, tiles)
+    work = work_list.decode_work(kv.block_tables, ends, tiles)
     run = partial(decode.paged_decode, queries, kv.keys, kv.values, work, scale, out, scratch, tiles)
 
     def error() -> float:

@@ -1,0 +1,1 @@
+"""What numbers of one byte cost in quality, by a reference in PyTorch: `python -m benchmarks.quality TEXT`."""
