@@ -78,8 +78,6 @@ def compiled_by_oldest(tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
 
 
 def allowed_stack_bytes(params: dict[str, Any]) -> int:
-    if params["variant"] == "linear-head-bf16" and params["arch"] == 100:
-        return 8  # two registers of 8 warps
     return MAX_FP32_STACK_BYTES if params["variant"].endswith("-fp32") else 0
 
 
