@@ -39,7 +39,7 @@ from weir_transfer.messages import (
 from weir_transfer.pending_prefixes import PendingPrefixes
 
 _RETRY_AFTER_S = 0.1
-_ONE_OF_ALL = "the workers of a host run one model, on one device, in one precision"
+_ONE_OF_ALL = "the workers of a host run one model, on one device, in one precision, all exact or none"
 
 
 class ArenaCore:

@@ -215,7 +215,7 @@ def _need_exact(stack: StackConfig) -> None:
         arithmetic = choose_arithmetic(stack.precision, model, stack.device, exact=stack.exact)
     except ModelError as error:
         fail(str(error))
-    stderr.print(f"exact: {arithmetic} on a CPU is, with or without --exact", markup=False)
+    stderr.print(f"--exact changes nothing: {arithmetic} on a CPU is exact in any case", markup=False)
 
 
 def _is_pulled(name: str) -> bool:

@@ -65,7 +65,7 @@ def check_exact(exact: bool, precision: Precision, device: Device) -> None:
     """Raises ValueError where no model's rows are independent of their batch."""
     if exact and precision in FP8_MATRICES:
         raise ValueError(
-            f"exact: precision {precision} has products by the library, which depend on the batch; "
+            f"exact: precision {precision} has matrix products that depend on the batch; "
             "use precision bf16, bf16-kv8 or fp32, or leave exact out"
         )
     if exact and device == "cpu" and precision == "fp32":

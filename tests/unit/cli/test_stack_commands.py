@@ -154,7 +154,7 @@ def test_up_says_where_exact_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"")
     shown = weir(file / "run", "up", "--exact", "--load", "dummy", "--model-shape", "tiny")
-    assert shown.stderr.startswith("exact: int8 on a CPU is, with or without --exact\nerror: ")
+    assert shown.stderr.startswith("--exact changes nothing: int8 on a CPU is exact in any case\nerror: ")
 
 
 def test_up_names_which_port_is_busy_before_anything_starts(tmp_path: Path) -> None:

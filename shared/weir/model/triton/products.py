@@ -29,7 +29,7 @@ class LayerProducts:
     def __init__(self, kept: WeightFormat, device: torch.device, *, is_exact: bool = False) -> None:
         """`is_exact`: rows of products do not depend on the batch. Raises ValueError for that with E4M3 matrices."""
         if is_exact and kept.is_fp8:
-            raise ValueError("products of E4M3 matrices are the library's, whose rows depend on the batch")
+            raise ValueError("rows of products of E4M3 matrices depend on the batch")
         self.linear = exact_linear if is_exact else library_linear
         """Of numbers: `rows` [rows, in], `matrix` [out, in], bias [out] or None, `out` of their type or fp32."""
         self._kept = kept

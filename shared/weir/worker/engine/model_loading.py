@@ -203,6 +203,6 @@ def _load(config: WorkerConfig, imports: "Future[None]") -> "LoadedWeights":
     share = core_share_of(config, arithmetic)
     weights = load_model(source, config.precision, share)
     if config.exact:
-        _log.info("exact: %s is, with or without that setting", arithmetic)
+        _log.info("the setting exact changes nothing: %s on a CPU is exact in any case", arithmetic)
     _log.info("%s in %s, %.0f MB, at most %d threads", source.name, arithmetic, weights.num_bytes / 1e6, share.most)
     return weights
