@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.cases import full_width
+from benchmarks.gpu.cases import full_width, one_byte
 from benchmarks.gpu.cases.full_width import KernelCase
 from benchmarks.gpu.timer import Ceilings, CudaTimer, Timer, Timing, measure_ceilings
 from weir.ops.gpu.decode_work import DecodeTiles
@@ -95,6 +95,7 @@ def makers_of_cases(device: torch.device, compute_capability: int) -> list["part
         partial(decode, full_width.LLAMA_8B, [16384] * 16),
         partial(decode, full_width.LLAMA_8B, ragged),
         partial(decode, full_width.SMOLLM, [2048] * 64),
+        partial(one_byte.int8_decode_case, full_width.LLAMA_8B, [2048] * 32, device),
         partial(prefill, full_width.LLAMA_8B, 2048, [2048]),
         partial(prefill, full_width.LLAMA_8B, 4096, [4096], with_rivals=True),
         partial(prefill, full_width.LLAMA_8B, 512, [512] * 8),
@@ -106,6 +107,8 @@ def makers_of_cases(device: torch.device, compute_capability: int) -> list["part
         partial(full_width.silu_case, 8192, 14336, device),
         partial(full_width.rotary_case, full_width.LLAMA_8B, 64, device),
         partial(full_width.rotary_case, full_width.LLAMA_8B, 8192, device),
+        partial(one_byte.fp8_product_case, 8, 28672, 4096, device),
+        partial(one_byte.fp8_product_case, 128, 28672, 4096, device),
         partial(full_width.sampling_case, 64, 128256, device),
     ]
 
