@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.simd.attention import TILE_ROWS, score_tile, soften_row, weigh_tile
+from weir.ops.simd.attention import SCORED_PAGES, TILE_ROWS, score_pair, score_tile, soften_row, weigh_tile
 from weir.ops.simd.bf16 import BF16_BYTES
 from weir.ops.simd.float import FLOAT_BYTES
 from weir.ops.simd.jit import kernel
@@ -72,23 +72,35 @@ def score_block(
     """
     last_tokens = min(num_tokens + (num_rows - 1) // rows_per_token, BLOCK_TOKENS)
     num_pages = (last_tokens + PAGE_TOKENS - 1) // PAGE_TOKENS
-    for page in range(num_pages):
-        keys = head.keys + page_ids[page] * head.stride
-        fetched = ahead if page + 1 == num_pages else head.keys + page_ids[page + 1] * head.stride
+    for page in range(0, num_pages, SCORED_PAGES):
+        last_page = min(page + SCORED_PAGES, num_pages) - 1
+        keys, last_keys = head.keys + page_ids[page] * head.stride, head.keys + page_ids[last_page] * head.stride
+        fetched, last_fetched = ahead, last_keys
+        if last_page + 1 < num_pages:
+            fetched = head.keys + page_ids[last_page + 1] * head.stride
+        if last_page + 2 < num_pages:
+            last_fetched = head.keys + page_ids[last_page + 2] * head.stride
         for first in range(0, num_rows, TILE_ROWS):
             rows = min(num_rows - first, TILE_ROWS)
-            if num_tokens + (first + rows - 1) // rows_per_token > page * PAGE_TOKENS:
-                score_tile(
+            seen = num_tokens + (first + rows - 1) // rows_per_token
+            tile_queries = queries + first * query_stride
+            into = scores + first * _SCORE_STRIDE + page * PAGE_TOKENS * FLOAT_BYTES
+            if seen > last_page * PAGE_TOKENS and last_page > page:
+                score_pair(
                     rows,
-                    queries + first * query_stride,
+                    tile_queries,
                     query_stride,
                     keys,
                     fetched,
+                    last_keys,
+                    last_fetched,
                     head_dim,
-                    scores + first * _SCORE_STRIDE + page * PAGE_TOKENS * FLOAT_BYTES,
+                    into,
                     _SCORE_STRIDE,
                 )
-                fetched = keys
+            elif seen > page * PAGE_TOKENS:
+                score_tile(rows, tile_queries, query_stride, keys, fetched, head_dim, into, _SCORE_STRIDE)
+            fetched, last_fetched = keys, last_keys
 
 
 @kernel
