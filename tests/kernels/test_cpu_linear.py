@@ -5,6 +5,8 @@ import itertools
 import numba
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.kernels.cpu_linear_cases import (
     INSTRUCTION_SETS,
     KINDS,
@@ -15,7 +17,7 @@ from tests.kernels.cpu_linear_cases import (
     random_quants,
 )
 
-from weir.ops.cpu.linear import linear, linear_range
+from weir.ops.cpu.linear import linear, linear_range, share_start
 from weir.ops.cpu.linear_pack import WeightKind
 from weir.ops.cpu.quantize import quantize_rows
 from weir.ops.simd.features import InstructionSet
@@ -127,6 +129,24 @@ def test_threads_and_splits_do_not_change_a_bit(kind: WeightKind, num_rows: int)
         for first, last in itertools.pairwise(cuts):
             linear_range(rows, matrix.data, int(kind), out, False, first, last)
         assert np.array_equal(out, whole)
+
+
+@pytest.mark.parametrize("num_inputs", [2048, 8192])
+def test_wide_rows_and_blocks_that_fill_a_span_alone_change_nothing(num_inputs: int) -> None:
+    rows, matrix, inputs, weights = random_case(np.random.default_rng(7), WeightKind.INT4, 9, 83, num_inputs)
+    expected, found = inputs @ weights.T, linear(rows, matrix)
+    assert (np.abs(found - expected) <= 2e-6 * np.abs(inputs) @ np.abs(weights).T).all()
+    assert np.array_equal(linear(rows[:1].copy(), matrix), found[:1])
+
+
+@given(st.integers(0, 3000), st.integers(1, 200))
+def test_shares_of_blocks_follow_one_another_and_cut_no_pair(num_blocks: int, num_shares: int) -> None:
+    starts = [share_start(num_blocks, share, num_shares) for share in range(num_shares + 1)]
+    assert starts[0] == 0
+    assert starts[-1] == num_blocks
+    assert starts == sorted(starts)
+    assert all(start % 2 == 0 for start in starts[:-1])
+    assert max(np.diff(starts)) <= num_blocks / num_shares + 3
 
 
 def test_a_row_that_is_not_finite_gives_outputs_that_are_not_finite_and_spares_the_others() -> None:

@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 from tests.kernels.whole_ops import dequantized, rms_norm_quantize, silu_mul_quantize
 
 from weir.ops.cpu.quantize import quantize_range, quantize_rows
-from weir.ops.cpu.quantized_rows import GROUP, records_of
+from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, records_of, row_bytes
 from weir.ops.cpu.rms_norm import rms_norm_quantize_range
 from weir.ops.cpu.silu_mul import silu_mul_quantize_range
 
 Floats = NDArray[np.float32]
 
-WEIGHT = np.random.default_rng(0).uniform(-2, 2, 576).astype(np.float32)
+WEIGHT = np.random.default_rng(0).uniform(-2, 2, 2048).astype(np.float32)
 EPSILON = 1e-5
+PADDED = 2048
+"""Inputs of rows with padding behind their records."""
 
 
 def norm(inputs: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -54,7 +56,7 @@ def assert_quantized(rows: NDArray[np.uint8], expected: NDArray[np.float64], rel
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 33])
-@pytest.mark.parametrize("num_inputs", [32, 96, 576])
+@pytest.mark.parametrize("num_inputs", [32, 96, 576, PADDED])
 def test_rows_are_within_half_a_step(num_rows: int, num_inputs: int) -> None:
     random = np.random.default_rng(num_rows * num_inputs)
     inputs = (random.standard_normal((num_rows, num_inputs)) * 10.0 ** random.uniform(-6, 6, (num_rows, 1))).astype(
@@ -132,10 +134,13 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
             assert np.array_equal(together[field], alone[field][chosen])
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 9), (2, 7), (3, 6), (8, 9), (4, 4)])
-def test_a_range_of_groups_writes_those_and_no_others(first: int, last: int) -> None:
-    gate_up = np.random.default_rng(9).standard_normal((3, 192)).astype(np.float32)
-    inputs = gate_up[:, :96].copy()
+@pytest.mark.parametrize(
+    ("num_inputs", "first", "last"),
+    [(96, 0, 9), (96, 2, 7), (96, 3, 6), (96, 8, 9), (96, 4, 4), (PADDED, 0, 192), (PADDED, 63, 129)],
+)
+def test_a_range_of_groups_writes_those_and_no_others(num_inputs: int, first: int, last: int) -> None:
+    gate_up = np.random.default_rng(9).standard_normal((3, 2 * num_inputs)).astype(np.float32)
+    inputs = gate_up[:, :num_inputs].copy()
     whole = quantize_rows(inputs)
     rows = np.full_like(whole, 0xEE)
     quantize_range(inputs, rows, first, last)
@@ -160,7 +165,18 @@ def assert_only(rows: NDArray[np.uint8], whole: NDArray[np.uint8], groups: range
     written = np.isin(np.arange(found.size), groups)
     for field in ("values", "scale", "scaled_sum", "correction"):
         assert np.array_equal(found[field][written], expected[field][written])
-    assert (rows.reshape(found.size, -1)[~written] == 0xEE).all()
+    groups_a_row = found.size // len(rows)
+    in_records, behind = np.split(rows, [groups_a_row * RECORD_BYTES], axis=1)
+    assert (in_records.reshape(found.size, -1)[~written] == 0xEE).all()
+    assert (behind == 0xEE).all()
+
+
+def test_rows_do_not_meet_in_the_same_sets_of_a_cache() -> None:
+    assert row_bytes(PADDED) > PADDED // GROUP * RECORD_BYTES
+    for num_inputs in range(GROUP, 32_769, GROUP):
+        assert row_bytes(num_inputs) % 1024, num_inputs
+        # as many records as whole ones fit in: kernels count groups by that
+        assert row_bytes(num_inputs) // RECORD_BYTES == num_inputs // GROUP
 
 
 def test_rows_that_are_no_multiple_of_32_are_refused() -> None:

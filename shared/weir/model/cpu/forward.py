@@ -31,7 +31,7 @@ from weir.model.cpu.workspace import (
     Model,
 )
 from weir.ops.cpu.embedding import embedding_range
-from weir.ops.cpu.linear import linear_range
+from weir.ops.cpu.linear import linear_range, share_start
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS
 from weir.ops.cpu.paged_decode import decode_blocks, decode_merge
 from weir.ops.cpu.paged_prefill import paged_prefill
@@ -287,7 +287,7 @@ def linear_share(
             return
         num_outputs = part[NUM_OUTPUTS]
         num_blocks = (num_outputs + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
-        first, last = num_blocks * chunk // num_chunks, num_blocks * (chunk + 1) // num_chunks
+        first, last = share_start(num_blocks, chunk, num_chunks), share_start(num_blocks, chunk + 1, num_chunks)
         weights = data[part[OFFSET] : part[OFFSET] + part[NUM_BYTES]]
         if num_outputs == out.shape[1]:
             linear_range(rows, weights, part[BITS], out, is_added, first, last)

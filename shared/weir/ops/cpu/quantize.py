@@ -112,8 +112,15 @@ def quantize_range(inputs: NDArray[np.float32], rows: NDArray[np.uint8], first_g
 
     `inputs` float32 [m, k], `rows` uint8 [m, row_bytes(k)], both contiguous; nothing is checked here.
     """
+    num_groups = inputs.shape[1] // GROUP
+    # a division a group would take as long as the group
+    row, index = first_group // num_groups, first_group % num_groups
     for group in range(first_group, last_group):
-        _quantize_group(inputs.ctypes.data + group * (GROUP * 4), rows.ctypes.data + group * RECORD_BYTES)
+        record = rows.ctypes.data + row * rows.shape[1] + index * RECORD_BYTES
+        _quantize_group(inputs.ctypes.data + group * (GROUP * 4), record)
+        index += 1
+        if index == num_groups:
+            row, index = row + 1, 0
 
 
 def quantize_rows(inputs: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -7,6 +7,8 @@ A row is a record for each group of 32 inputs, so that a kernel needs one addres
          36  float32 scale * sum of the values        what the minima of 4-bit weights are multiplied with
          40  int32   -128 * sum of the values         what makes up for 8-bit weights being stored with 128 added
          44  4 bytes that nobody reads
+
+Behind its records a row may have padding, less than a record.
 """
 
 import numpy as np
@@ -15,6 +17,9 @@ from numpy.typing import NDArray
 GROUP = 32
 RECORD_BYTES = 48
 SCALE_OFFSET, SCALED_SUM_OFFSET, CORRECTION_OFFSET = 32, 36, 40
+_CROWDED_STRIDE_BYTES = 1024
+"""Rows at a multiple of this distance share few sets of a first cache, which then cannot hold a group of 32 rows."""
+_PADDING_BYTES = 32
 
 RECORD = np.dtype(
     {
@@ -34,8 +39,9 @@ def num_groups_of(num_inputs: int) -> int:
 
 
 def row_bytes(num_inputs: int) -> int:
-    """Of one quantized row of `num_inputs` values."""
-    return num_groups_of(num_inputs) * RECORD_BYTES
+    """Of one quantized row of `num_inputs` values, padding included."""
+    num_bytes = num_groups_of(num_inputs) * RECORD_BYTES
+    return num_bytes if num_bytes % _CROWDED_STRIDE_BYTES else num_bytes + _PADDING_BYTES
 
 
 def empty_rows(num_rows: int, num_inputs: int) -> NDArray[np.uint8]:
@@ -45,4 +51,4 @@ def empty_rows(num_rows: int, num_inputs: int) -> NDArray[np.uint8]:
 
 def records_of(rows: NDArray[np.uint8]) -> np.ndarray:
     """Quantized rows as records [rows, groups] of type `RECORD`, in the same memory."""
-    return rows.view(RECORD)
+    return rows[:, : rows.shape[1] // RECORD_BYTES * RECORD_BYTES].view(RECORD)

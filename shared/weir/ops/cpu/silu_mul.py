@@ -43,9 +43,10 @@ def silu_mul_quantize_range(
     num_groups = inner_bytes // (GROUP * 4)
     # a division a group would take as long as the group
     row, index = first_group // num_groups, first_group % num_groups
-    for group in range(first_group, last_group):
+    for _ in range(first_group, last_group):
         gate = gate_up.ctypes.data + row * (2 * inner_bytes) + index * (GROUP * 4)
-        _silu_mul_quantize_group(gate, gate + inner_bytes, rows.ctypes.data + group * RECORD_BYTES)
+        record = rows.ctypes.data + row * rows.shape[1] + index * RECORD_BYTES
+        _silu_mul_quantize_group(gate, gate + inner_bytes, record)
         index += 1
         if index == num_groups:
             row, index = row + 1, 0
