@@ -16,9 +16,9 @@ from weir.ops.cpu.linear_pack import (
     pack_q8_0,
 )
 from weir.ops.cpu.quantized_rows import GROUP, empty_rows, num_groups_of, records_of
-from weir.ops.simd.features import InstructionSet, cpu_features
+from weir.ops.simd.features import InstructionSet, available_instruction_sets
 
-INSTRUCTION_SETS = cpu_features().instruction_sets
+INSTRUCTION_SETS = available_instruction_sets()
 KINDS = tuple(WeightKind)
 
 

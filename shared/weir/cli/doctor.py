@@ -76,6 +76,7 @@ def _machine() -> Iterator[Finding]:
     known = [flag for flag in ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "amx_int8", "asimd") if flag in flags]
     yield Finding("SIMD", " ".join(known) or f"none of those looked for ({platform.machine()})")
     yield _arithmetic(cores)
+    yield from _amx(flags)
     yield _gpu()
 
 
@@ -102,6 +103,16 @@ def _arithmetic(cores: int) -> Finding:
         return Finding("device cpu", f"the default: int8, {instruction_set()} kernels; {threads}")
     except ValueError as error:
         return Finding("device cpu", str(error), "missing", "unset WEIR_CPU_KERNELS")
+
+
+def _amx(flags: set[str]) -> Iterator[Finding]:
+    """Why it is not used, where the processor announces it."""
+    from weir.ops.simd.features import InstructionSet, amx_problem, cpu_features
+
+    is_announced = "amx_int8" in flags or InstructionSet.AMX in cpu_features().instruction_sets
+    problem = amx_problem() if is_announced else None
+    if problem is not None:
+        yield Finding("AMX", f"not used: {problem}", "note")
 
 
 def _cpu_flags() -> set[str]:
