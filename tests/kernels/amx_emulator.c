@@ -104,6 +104,7 @@ static struct instruction decode(const uint8_t *code, const greg_t *registers) {
 static void load_config(const struct instruction *one) {
     const uint8_t *bytes = (const uint8_t *)(one->address + (one->has_sib ? one->stride : 0));
     check(is_permitted, "ldtilecfg: the permission to use tiles was not asked for", one->code);
+    check(!is_configured, "ldtilecfg: whoever used the tiles before has not released them", one->code);
     check(bytes[0] == 1, "ldtilecfg: the palette is not 1", one->code);
     for (int i = 1; i < 64; i++) {
         int is_reserved = i < 16 || (i >= 16 + 2 * NUM_TILES && i < 48) || i >= 48 + NUM_TILES;

@@ -159,7 +159,7 @@ def test_what_was_found_out_is_kept_until_the_machine_starts_again(machine: AmxM
     assert chosen("") == bad, "kept"
     kept = tmp_path / "kernels" / "amx.json"
     found = json.loads(kept.read_text())
-    for content in (json.dumps(found | {"machine": "before it was started"}), '{"machine": 7}', "[]", "", "{"):
+    for content in (json.dumps(found | {"machine": "before it was started"}), "[]", "{"):
         kept.write_text(content)
         assert chosen("") == "amx None", content
         assert json.loads(kept.read_text()) == {"machine": found["machine"], "problem": None}

@@ -175,11 +175,24 @@ class _Blocks:
         records, totals = at(builder, arguments.rows, group, RECORD_BYTES), self._totals_of(group)
         with cgutils.for_range(builder, arguments.num_rows, intp=INT64) as loop:
             record = builder.add(records, builder.mul(loop.index, arguments.row_stride))
-            for block, (scale, minimum) in enumerate(scales):
-                place = self._line(self._sums, loop.index, block)
-                address = builder.inttoptr(self._line(totals, loop.index, block), int_vector(_LANES).as_pointer())
-                total, result = builder.load(address, align=_LINE_BYTES), emit_load(builder, place, _LANES)
-                emit_store(builder, emit_group_added(builder, total, scale, minimum, record, result), place)
+            places = [self._line(self._sums, loop.index, block) for block in range(self._num_blocks)]
+            results = [
+                emit_group_added(
+                    builder,
+                    self._emit_load_total(self._line(totals, loop.index, block)),
+                    *scales[block],
+                    record,
+                    emit_load(builder, place, _LANES),
+                )
+                for block, place in enumerate(places)
+            ]
+            # after both: what is loaded of a record then serves twice
+            for place, result in zip(places, results, strict=True):
+                emit_store(builder, result, place)
+
+    def _emit_load_total(self, address: ir.Value) -> ir.Value:
+        pointer = self._builder.inttoptr(address, int_vector(_LANES).as_pointer())
+        return self._builder.load(pointer, align=_LINE_BYTES)
 
     def _allocate(self, num_lines: int) -> ir.Value:
         return self._builder.ptrtoint(cgutils.alloca_once(self._builder, int_vector(_LANES), size=num_lines), INT64)
