@@ -78,12 +78,13 @@ def test_it_is_chosen_where_it_works(machine: AmxMachine) -> None:
 
 def test_linear_layers_pass_all_their_tests_with_it(machine: AmxMachine) -> None:
     # pytest's own handler of faults would take the place of the emulator's
-    flags = ("-q", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-k", "amx")
+    flags = ("-q", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-k", "amx or threads")
     ran = machine.python("-m", "pytest", *flags, "tests/kernels/test_cpu_linear.py")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "10 passed" in ran.stdout, ran.stdout
+    assert "17 passed" in ran.stdout, ran.stdout
 
 
+@pytest.mark.golden  # the whole forward pass is compiled for it: some 15 s of processor time
 def test_a_whole_model_gives_the_same_bits(machine: AmxMachine, tmp_path: Path) -> None:
     found = machine.output_of(FORWARD, str(tmp_path), WEIR_CPU_KERNELS="amx")
     assert len([*machine.cache.glob("kernels/amx-*")]) == 1, "kernels of their own"

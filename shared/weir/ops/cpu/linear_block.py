@@ -27,15 +27,21 @@ def most_tile_rows(instruction_set: InstructionSet) -> int:
     return max(tile_shapes(kind, instruction_set)[0].num_rows for kind in WeightKind)
 
 
-def make_blocks(kind: WeightKind, instruction_set: InstructionSet) -> Callable[..., Any]:
+def make_blocks(
+    kind: WeightKind, instruction_set: InstructionSet, least_amx_rows: int = LEAST_AMX_ROWS
+) -> Callable[..., Any]:
     """A function for kernels: `num_blocks` neighbouring blocks, then `BlockArguments` of the first, in order.
 
-    All are int64; 1 in `is_added` adds to what is there.
+    All are int64; 1 in `is_added` adds to what is there. With AMX, tiles are for `least_amx_rows` and more.
     """
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
         num_blocks, *arguments = values
-        _emit_blocks(builder, kind, instruction_set, num_blocks, BlockArguments(*arguments))
+        here = BlockArguments(*arguments)
+        if instruction_set is InstructionSet.AMX:
+            _emit_blocks_amx(builder, kind, least_amx_rows, num_blocks, here)
+        else:
+            _emit_blocks(builder, kind, instruction_set, num_blocks, here)
         return context.get_dummy_value()
 
     # numba wants every argument by name
@@ -64,38 +70,46 @@ def _emit_blocks(
     num_blocks: ir.Value,
     arguments: BlockArguments,
 ) -> None:
-    module, vectors = builder.module, instruction_set.vectors
-
     def emit_tiles(here: BlockArguments) -> None:
-        shapes = tile_shapes(kind, vectors)
+        shapes = tile_shapes(kind, instruction_set)
         every = _Blocks(emit_index(0), num_blocks, 1)
         _emit_each(builder, kind, here, every, lambda block: _emit_tiles(builder, shapes, block))
 
-    def emit_pairs(here: BlockArguments, function_of: Callable[[int], ir.Function]) -> None:
-        in_pairs = builder.and_(num_blocks, emit_index(-PAIR))
-        for blocks in (_Blocks(emit_index(0), in_pairs, PAIR), _Blocks(in_pairs, num_blocks, 1)):
-            function = function_of(blocks.step)
-            _emit_each(builder, kind, here, blocks, partial(_emit_call, builder, function))
-
     def emit_many(here: BlockArguments) -> None:
-        emit_pairs(here, lambda number: many_function(module, kind, vectors, number))
+        _emit_pairs(builder, kind, num_blocks, here, partial(many_function, builder.module, kind, instruction_set))
 
+    if has_many(instruction_set):
+        _emit_passes(builder, arguments, lambda here: _emit_by_rows(builder, here, LEAST_ROWS, emit_many, emit_tiles))
+    else:
+        emit_tiles(arguments)
+
+
+def _emit_blocks_amx(
+    builder: ir.IRBuilder, kind: WeightKind, least_amx_rows: int, num_blocks: ir.Value, arguments: BlockArguments
+) -> None:
     def emit_amx(here: BlockArguments) -> None:
         emit_configure_tiles(builder, here.num_rows)
-        emit_pairs(here, lambda number: amx_function(module, kind, number))
+        _emit_pairs(builder, kind, num_blocks, here, partial(amx_function, builder.module, kind))
         emit_release(builder)
 
-    def emit_by_vectors(here: BlockArguments) -> None:
-        _emit_by_rows(builder, here, LEAST_ROWS, emit_many, emit_tiles)
+    def emit_vectors(here: BlockArguments) -> None:
+        _emit_blocks(builder, kind, InstructionSet.AMX.vectors, num_blocks, here)
 
-    if not has_many(vectors):
-        emit_tiles(arguments)
-    elif instruction_set is InstructionSet.AMX:
-        _emit_passes(
-            builder, arguments, lambda here: _emit_by_rows(builder, here, LEAST_AMX_ROWS, emit_amx, emit_by_vectors)
-        )
-    else:
-        _emit_passes(builder, arguments, emit_by_vectors)
+    _emit_passes(builder, arguments, lambda here: _emit_by_rows(builder, here, least_amx_rows, emit_amx, emit_vectors))
+
+
+def _emit_pairs(
+    builder: ir.IRBuilder,
+    kind: WeightKind,
+    num_blocks: ir.Value,
+    arguments: BlockArguments,
+    function_of: Callable[[int], ir.Function],
+) -> None:
+    """Calls `function_of` PAIR blocks and, for one that is left, of 1."""
+    in_pairs = builder.and_(num_blocks, emit_index(-PAIR))
+    for blocks in (_Blocks(emit_index(0), in_pairs, PAIR), _Blocks(in_pairs, num_blocks, 1)):
+        function = function_of(blocks.step)
+        _emit_each(builder, kind, arguments, blocks, partial(_emit_call, builder, function))
 
 
 @dataclass(frozen=True, slots=True)
