@@ -68,7 +68,7 @@ _TIMES = 15
 
 
 def peak_gmac_s(bits: int) -> float:
-    """Of one thread, with weights of 4 or 8 bits: the fastest of some runs."""
+    """Of one thread's vectors, with weights of 4 or 8 bits: the fastest of some runs. Tiles of AMX may do more."""
     seconds = []
     for _ in range(_TIMES):
         start = time.perf_counter()
