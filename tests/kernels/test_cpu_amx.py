@@ -62,6 +62,11 @@ code.write(bytes.fromhex("c4e26a5cc1c3"))
 ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
 """
 
+BENCHMARK = """
+from benchmarks.kernels.instruction_sets import as_lines, measure
+print("\\n".join(as_lines(measure((1, 17), 0.0, 100))))
+"""
+
 PROBE = "from weir.ops.simd.amx_probe import probe; print(probe(timeout_s={timeout_s}))"
 
 
@@ -82,14 +87,25 @@ def test_linear_layers_pass_all_their_tests_with_it(machine: AmxMachine) -> None
     ran = machine.python("-m", "pytest", *flags, "tests/kernels/test_cpu_linear.py")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "17 passed" in ran.stdout, ran.stdout
+    (folder,) = (path.name for path in machine.cache.glob("kernels/*") if path.is_dir())
+    assert folder.startswith("amx-"), "kernels with tiles lie apart"
 
 
 @pytest.mark.golden  # the whole forward pass is compiled for it: some 15 s of processor time
 def test_a_whole_model_gives_the_same_bits(machine: AmxMachine, tmp_path: Path) -> None:
     found = machine.output_of(FORWARD, str(tmp_path), WEIR_CPU_KERNELS="amx")
-    assert len([*machine.cache.glob("kernels/amx-*")]) == 1, "kernels of their own"
     # by this machine's own kernels, which other tests compile too
     assert found == THIS_MACHINE.output_of(FORWARD, str(tmp_path), WEIR_CPU_KERNELS="avx512-vnni")
+
+
+@pytest.mark.golden  # compiles linear layers for every instruction set
+def test_the_benchmark_sets_it_beside_the_others(machine: AmxMachine) -> None:
+    lines = machine.output_of(BENCHMARK).splitlines()
+    assert lines[0].split() == ["GMAC/s,", "rows:", "1", "17"]
+    assert [line.split(" 4b ")[1].rsplit(maxsplit=2)[0].strip() for line in lines if " 4b " in line] == [
+        *("portable", "avx2", "avx-vnni", "avx512-vnni", "amx", "amx, any rows")
+    ]
+    assert lines[-1].startswith("products of tiles alone, 64 inputs: ")
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump here, which reads machine code")
@@ -135,7 +151,7 @@ def test_there_are_eight_tiles() -> None:
     ("fault", "problem"),
     [
         ("", "None"),
-        ("illegal", "a first product ended with SIGILL"),
+        ("illegal", "a first product was ended by signal 4 (Illegal instruction)"),
         ("wrong", "a first product failed: its numbers are wrong"),
         ("refuse", "a first product failed: Linux refuses the permission to use tiles: Invalid argument"),
     ],
@@ -155,7 +171,7 @@ def test_what_was_found_out_is_kept_until_the_machine_starts_again(machine: AmxM
     def chosen(fault: str) -> str:
         return machine.output_of(CHOSEN, AMX_EMULATOR_FAULT=fault, WEIR_CACHE=str(tmp_path))
 
-    bad = "avx512-vnni a first product ended with SIGILL"
+    bad = "avx512-vnni a first product was ended by signal 4 (Illegal instruction)"
     assert chosen("illegal") == bad
     assert chosen("") == bad, "kept"
     kept = tmp_path / "kernels" / "amx.json"
@@ -177,7 +193,7 @@ def test_a_processor_that_fails_is_refused_by_name_and_doctor_says_why(machine: 
         one["what"]: one for one in json.loads(machine.python("-c", doctor, "doctor", "--json", **environment).stdout)
     }
     assert "int8, avx512-vnni kernels" in found["device cpu"]["found"]
-    assert found["AMX"]["found"] == "not used: a first product ended with SIGILL"
+    assert found["AMX"]["found"] == "not used: a first product was ended by signal 4 (Illegal instruction)"
     found = {one["what"]: one for one in json.loads(machine.python("-c", doctor, "doctor", "--json").stdout)}
     assert "int8, amx kernels" in found["device cpu"]["found"]
     assert "AMX" not in found

@@ -6,7 +6,7 @@ pay; and beneath, how fast its products are with nothing around them.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from weir.ops.cpu.quantize import quantize_rows
 from weir.ops.cpu.quantized_rows import GROUP
 from weir.ops.simd.amx import (
     NUM_TILES,
+    TILE_ROW_BYTES,
     TILE_ROWS,
     TileSize,
     emit_add_product,
@@ -35,10 +36,10 @@ from weir.ops.simd.jit import simd
 
 NUM_INPUTS, NUM_OUTPUTS = 576, 3072
 NUM_ROWS = (1, 4, 8, 12, 16, 20, 24, 32, 128)
-_SECONDS = 4.0
+SECONDS = 4.0
+NUM_PRODUCTS = 100_000
 _LEAST_ROUNDS = 3
 _SPAN_BYTES = 128 << 10
-_NUM_PRODUCTS = 100_000
 _TOTALS, _LEFT, _RIGHT = 4, (4, 5), (6, 7)
 
 
@@ -60,16 +61,19 @@ class InstructionSetReport:
     tiles_gmac_s: dict[int, float]
 
 
-def measure() -> InstructionSetReport:
-    """Takes about a minute, of which compiling is a part."""
-    speeds = tuple(speed for kind in WeightKind for speed in _speeds(kind))
-    has_amx = InstructionSet.AMX in available_instruction_sets()
-    return InstructionSetReport(speeds, {inputs: _tiles_gmac_s(inputs) for inputs in (GROUP, 64)} if has_amx else {})
+def measure(
+    num_rows: Sequence[int] = NUM_ROWS, seconds: float = SECONDS, num_products: int = NUM_PRODUCTS
+) -> InstructionSetReport:
+    """For `seconds` a kind of weights; compiles for ten more."""
+    speeds = tuple(speed for kind in WeightKind for speed in _speeds(kind, num_rows, seconds))
+    inputs = (GROUP, TILE_ROW_BYTES) if InstructionSet.AMX in available_instruction_sets() else ()
+    return InstructionSetReport(speeds, {number: _tiles_gmac_s(number, num_products) for number in inputs})
 
 
 def as_lines(report: InstructionSetReport) -> list[str]:
     """A table in plain text: a line a kind and set."""
-    lines = [f"{'GMAC/s, rows:':>30} " + " ".join(f"{rows:5}" for rows in NUM_ROWS)]
+    num_rows = dict.fromkeys(speed.num_rows for speed in report.speeds)
+    lines = [f"{'GMAC/s, rows:':>30} " + " ".join(f"{rows:5}" for rows in num_rows)]
     for (kind, name), speeds in itertools.groupby(report.speeds, lambda speed: (speed.kind, speed.name)):
         layer = f"{NUM_INPUTS} to {NUM_OUTPUTS} {kind}b {name}"
         lines.append(f"{layer:>30} " + " ".join(f"{speed.gmac_s:5.0f}" for speed in speeds))
@@ -77,32 +81,32 @@ def as_lines(report: InstructionSetReport) -> list[str]:
     return lines
 
 
-def _speeds(kind: WeightKind) -> Iterator[SetSpeed]:
+def _speeds(kind: WeightKind, row_counts: Sequence[int], seconds: float) -> Iterator[SetSpeed]:
     matrix, random = _matrix(kind), np.random.default_rng(0)
     drivers: dict[str, Any] = {one.value: _driver(kind, one) for one in available_instruction_sets()}
     if InstructionSet.AMX in drivers:
         drivers["amx, any rows"] = _driver(kind, InstructionSet.AMX, least_amx_rows=1)
     cases: dict[tuple[str, int], Callable[[], None]] = {}
-    for (name, driver), num_rows in itertools.product(drivers.items(), NUM_ROWS):
+    for (name, driver), num_rows in itertools.product(drivers.items(), row_counts):
         rows = quantize_rows(random.standard_normal((num_rows, NUM_INPUTS)).astype(np.float32))
         cases[name, num_rows] = partial(driver, rows, matrix.data, np.empty((num_rows, NUM_OUTPUTS), np.float32))
-    for (name, num_rows), seconds in _fastest(cases).items():
-        yield SetSpeed(name, kind, num_rows, num_rows * NUM_INPUTS * NUM_OUTPUTS / seconds / 1e9)
+    for (name, num_rows), fastest_s in _fastest(cases, seconds).items():
+        yield SetSpeed(name, kind, num_rows, num_rows * NUM_INPUTS * NUM_OUTPUTS / fastest_s / 1e9)
 
 
-def _fastest(cases: dict[tuple[str, int], Callable[[], None]]) -> dict[tuple[str, int], float]:
-    """Seconds of each; they take turns."""
-    seconds = dict.fromkeys(cases, float("inf"))
+def _fastest(cases: dict[tuple[str, int], Callable[[], None]], seconds: float) -> dict[tuple[str, int], float]:
+    """Seconds of each call, the fastest of some rounds; they take turns."""
+    fastest = dict.fromkeys(cases, float("inf"))
     for call in cases.values():
         call()
-    end, rounds = time.perf_counter() + _SECONDS, 0
+    end, rounds = time.perf_counter() + seconds, 0
     while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
         rounds += 1
         for case, call in cases.items():
             start = time.perf_counter()
             call()
-            seconds[case] = min(seconds[case], time.perf_counter() - start)
-    return seconds
+            fastest[case] = min(fastest[case], time.perf_counter() - start)
+    return fastest
 
 
 def _matrix(kind: WeightKind) -> PackedMatrix:
@@ -140,7 +144,7 @@ def _driver(kind: WeightKind, instruction_set: InstructionSet, **options: int) -
     return numba.njit(nogil=True)(run)
 
 
-def _tiles_gmac_s(num_inputs: int) -> float:
+def _tiles_gmac_s(num_inputs: int, num_products: int) -> float:
     """Four sums of products [16, inputs] times [inputs, 16] run on, on one thread."""
     products = _make_products(num_inputs)
 
@@ -152,9 +156,9 @@ def _tiles_gmac_s(num_inputs: int) -> float:
     seconds = []
     for _ in range(15):
         start = time.perf_counter()
-        run(_NUM_PRODUCTS)
+        run(num_products)
         seconds.append(time.perf_counter() - start)
-    return _TOTALS * _NUM_PRODUCTS * TILE_ROWS * TILE_ROWS * num_inputs / min(seconds) / 1e9
+    return _TOTALS * num_products * TILE_ROWS * TILE_ROWS * num_inputs / min(seconds) / 1e9
 
 
 def _make_products(num_inputs: int) -> Any:

@@ -89,12 +89,12 @@ def amx_function(module: ir.Module, kind: WeightKind, num_blocks: int) -> ir.Fun
     """Of `BlockArguments`, for 1 to MOST_ROWS rows and one or two neighbouring blocks. Tiles must be configured."""
 
     def emit(builder: ir.IRBuilder, arguments: BlockArguments) -> None:
-        _Blocks(builder, kind, num_blocks, arguments).emit()
+        _AmxProduct(builder, kind, num_blocks, arguments).emit()
 
     return block_function(module, ("weir_amx", kind, num_blocks), emit)
 
 
-class _Blocks:
+class _AmxProduct:
     """Emits one function. Lines of 64 bytes [rows][blocks] are sums over groups, and twice a group's totals."""
 
     def __init__(self, builder: ir.IRBuilder, kind: WeightKind, num_blocks: int, arguments: BlockArguments) -> None:

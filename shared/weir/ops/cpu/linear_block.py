@@ -72,7 +72,7 @@ def _emit_blocks(
 ) -> None:
     def emit_tiles(here: BlockArguments) -> None:
         shapes = tile_shapes(kind, instruction_set)
-        every = _Blocks(emit_index(0), num_blocks, 1)
+        every = _BlockRange(emit_index(0), num_blocks, 1)
         _emit_each(builder, kind, here, every, lambda block: _emit_tiles(builder, shapes, block))
 
     def emit_many(here: BlockArguments) -> None:
@@ -107,13 +107,13 @@ def _emit_pairs(
 ) -> None:
     """Calls `function_of` PAIR blocks and, for one that is left, of 1."""
     in_pairs = builder.and_(num_blocks, emit_index(-PAIR))
-    for blocks in (_Blocks(emit_index(0), in_pairs, PAIR), _Blocks(in_pairs, num_blocks, 1)):
+    for blocks in (_BlockRange(emit_index(0), in_pairs, PAIR), _BlockRange(in_pairs, num_blocks, 1)):
         function = function_of(blocks.step)
         _emit_each(builder, kind, arguments, blocks, partial(_emit_call, builder, function))
 
 
 @dataclass(frozen=True, slots=True)
-class _Blocks:
+class _BlockRange:
     """first, first + step, … below last."""
 
     first: ir.Value
@@ -125,7 +125,7 @@ def _emit_each(
     builder: ir.IRBuilder,
     kind: WeightKind,
     arguments: BlockArguments,
-    blocks: _Blocks,
+    blocks: _BlockRange,
     emit: Callable[[BlockArguments], None],
 ) -> None:
     """`emit` from each block on; `arguments` are those of block 0."""

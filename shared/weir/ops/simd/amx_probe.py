@@ -81,7 +81,7 @@ def probe(timeout_s: float = _TIMEOUT_S) -> str | None:
     if child.returncode == 0:
         return None
     if child.returncode < 0:
-        return f"a first product ended with {signal.Signals(-child.returncode).name}"
+        return f"a first product was ended by signal {-child.returncode} ({signal.strsignal(-child.returncode)})"
     lines = child.stderr.splitlines() or [f"exit code {child.returncode}"]
     return f"a first product failed: {lines[-1]}"
 
