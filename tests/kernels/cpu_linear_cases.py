@@ -16,9 +16,9 @@ from weir.ops.cpu.linear_pack import (
     pack_q8_0,
 )
 from weir.ops.cpu.quantized_rows import GROUP, empty_rows, num_groups_of, records_of
-from weir.ops.simd.features import InstructionSet, cpu_features
+from weir.ops.simd.features import InstructionSet, available_instruction_sets
 
-INSTRUCTION_SETS = cpu_features().instruction_sets
+INSTRUCTION_SETS = available_instruction_sets()
 KINDS = tuple(WeightKind)
 
 
@@ -72,8 +72,9 @@ def random_case(
 class LinearLayers:
     """Both kinds of linear layer in one instruction set, whichever `weir.ops` has chosen for this process."""
 
-    def __init__(self, instruction_set: InstructionSet) -> None:
-        self._drivers = {kind: _driver(make_blocks(kind, instruction_set)) for kind in KINDS}
+    def __init__(self, instruction_set: InstructionSet, **options: int) -> None:
+        """`options` are `make_blocks`'s."""
+        self._drivers = {kind: _driver(make_blocks(kind, instruction_set, **options)) for kind in KINDS}
 
     def __call__(
         self, rows: NDArray[np.uint8], matrix: PackedMatrix, out: NDArray[np.float32] | None = None, added: int = 0

@@ -16,13 +16,20 @@ import weir.model.cpu.workspace
 import weir.ops.cpu.linear
 import weir.ops.simd.integer
 from weir.core.file_lock import StillLocked
-from weir.ops.simd.features import InstructionSet, cpu_features, features_from, instruction_set, parse_features
+from weir.ops.simd.features import (
+    InstructionSet,
+    available_instruction_sets,
+    features_from,
+    instruction_set,
+    parse_features,
+)
 from weir.ops.simd.jit import compiling_alone, kernel_sources
 
 ROOT = Path(__file__).parents[2]
 
 AVX2 = {"avx2": True, "fma": True, "f16c": True}
 AVX512 = dict.fromkeys(("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"), True)
+AMX = dict.fromkeys(("amx-tile", "amx-int8"), True)
 
 # prints a digest of results of every kernel here, after a forced choice of instructions
 DIGEST = """
@@ -56,6 +63,9 @@ print(digest.hexdigest())
         (AVX2 | AVX512, InstructionSet.AVX512_VNNI),
         (AVX2 | AVX512 | {"avx512vl": False}, InstructionSet.AVX2),
         (AVX512, InstructionSet.PORTABLE),
+        (AVX2 | AVX512 | AMX, InstructionSet.AMX),
+        (AVX2 | AVX512 | AMX | {"amx-int8": False}, InstructionSet.AVX512_VNNI),
+        (AVX2 | AMX, InstructionSet.AVX2),
     ],
 )
 def test_the_fastest_instruction_set_that_is_all_there(features: dict[str, bool], fastest: InstructionSet) -> None:
@@ -69,7 +79,7 @@ def test_feature_lists_are_read_as_llvm_writes_them() -> None:
 
 def test_the_environment_chooses_among_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEIR_CPU_KERNELS", raising=False)
-    assert instruction_set() is cpu_features().instruction_sets[-1]
+    assert instruction_set() is available_instruction_sets()[-1]
     monkeypatch.setenv("WEIR_CPU_KERNELS", "portable")
     assert instruction_set() is InstructionSet.PORTABLE
     monkeypatch.setenv("WEIR_CPU_KERNELS", "sse9")

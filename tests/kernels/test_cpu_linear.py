@@ -22,7 +22,7 @@ from weir.ops.cpu.linear_pack import WeightKind
 from weir.ops.cpu.quantize import quantize_rows
 from weir.ops.simd.features import InstructionSet
 
-NUM_ROWS = (1, 2, 3, 7, 8, 15, 32, 33, 71)
+NUM_ROWS = (1, 2, 3, 7, 8, 15, 16, 17, 32, 33, 71)
 SHAPES = ((1, 32), (16, 64), (17, 96), (40, 160), (95, 576))
 
 
@@ -62,15 +62,17 @@ def test_the_largest_sums_do_not_saturate(
     ones = np.ones((16, 3), dtype=np.float16)
     matrix, weights = make_matrix(kind, quants, ones, -8 * ones)
     values = np.repeat(np.array([127, -127, 0, 1, 127, -127, 127, 127, -127], dtype=np.int8)[:, None], 96, axis=1)
-    found = linear_by_set[instruction_set](make_rows(values, np.ones((len(values), 3), dtype=np.float32)), matrix)
-    assert np.array_equal(found, values.astype(np.float64) @ weights.T)
+    for num_rows in (9, 40):
+        rows = np.resize(values, (num_rows, 96))
+        found = linear_by_set[instruction_set](make_rows(rows, np.ones((num_rows, 3), dtype=np.float32)), matrix)
+        assert np.array_equal(found, rows.astype(np.float64) @ weights.T)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_instruction_sets_give_the_same_bits(
     linear_by_set: dict[InstructionSet, LinearLayers], kind: WeightKind
 ) -> None:
-    rows, matrix, inputs, weights = random_case(np.random.default_rng(2), kind, 15, 95, 576)
+    rows, matrix, inputs, weights = random_case(np.random.default_rng(2), kind, 50, 95, 576)
     expected = inputs @ weights.T
     results = {instruction_set: linear_by_set[instruction_set](rows, matrix) for instruction_set in INSTRUCTION_SETS}
     tolerance = 2e-6 * np.abs(inputs) @ np.abs(weights).T
@@ -98,11 +100,36 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_any_number_of_rows_and_outputs_gives_the_bits_of_the_portable_one(
+    linear_by_set: dict[InstructionSet, LinearLayers], instruction_set: InstructionSet, kind: WeightKind
+) -> None:
+    random = np.random.default_rng(8)
+    for num_outputs, num_inputs in ((53, 96), (16, 32)):
+        rows, matrix, _, _ = random_case(random, kind, 70, num_outputs, num_inputs)
+        expected = linear_by_set[InstructionSet.PORTABLE](rows, matrix)
+        for num_rows in range(1, 71):
+            found = linear_by_set[instruction_set](rows[:num_rows], matrix)
+            assert np.array_equal(found, expected[:num_rows]), (num_outputs, num_rows)
+
+
+@pytest.mark.skipif(InstructionSet.AMX not in INSTRUCTION_SETS, reason="no AMX here; test_cpu_amx.py emulates it")
+def test_amx_tiles_of_few_rows_give_the_bits_of_the_portable_ones(
+    linear_by_set: dict[InstructionSet, LinearLayers],
+) -> None:
+    tiles = LinearLayers(InstructionSet.AMX, least_amx_rows=1)
+    rows, matrix, _, _ = random_case(np.random.default_rng(9), WeightKind.INT4, 16, 35, 96)
+    expected = linear_by_set[InstructionSet.PORTABLE](rows, matrix)
+    for num_rows in range(1, 17):
+        assert np.array_equal(tiles(rows[:num_rows], matrix), expected[:num_rows]), num_rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_adding_adds_to_what_is_there_and_nothing_else_is_touched(
     linear_by_set: dict[InstructionSet, LinearLayers], instruction_set: InstructionSet, kind: WeightKind
 ) -> None:
     random = np.random.default_rng(4)
-    for num_rows, num_outputs in ((1, 17), (3, 9), (7, 31), (9, 40)):
+    for num_rows, num_outputs in ((1, 17), (3, 9), (7, 31), (9, 40), (19, 47), (40, 33)):
         rows, matrix, _, _ = random_case(random, kind, num_rows, num_outputs, 64)
         product = linear_by_set[instruction_set](rows, matrix)
         memory = random.standard_normal(num_rows * num_outputs + 32).astype(np.float32)

@@ -40,14 +40,21 @@ def _main_gpu(out: Path | None, sweep: bool) -> int:
 
 def _main_cpu(out: Path | None) -> int:
     from benchmarks.kernels import attention as cpu_attention
+    from benchmarks.kernels import instruction_sets
     from benchmarks.kernels import linear as cpu_linear
 
     attention = cpu_attention.measure(os.cpu_count() or 1)
     print("\n".join(cpu_attention.as_lines(attention)), flush=True)
     linear = cpu_linear.run_cpu_kernels()
     print("\n".join(["", *cpu_linear.as_lines(linear)]))
+    sets = instruction_sets.measure()
+    print("\n".join(["", *instruction_sets.as_lines(sets)]))
     if out is not None:
-        params = {"attention": [dataclasses.asdict(time) for time in attention], "linear": dataclasses.asdict(linear)}
+        params = {
+            "attention": [dataclasses.asdict(time) for time in attention],
+            "linear": dataclasses.asdict(linear),
+            "instruction_sets": dataclasses.asdict(sets),
+        }
         out.write_text(json.dumps(params, indent=2))
     return 0
 

@@ -75,7 +75,7 @@ def _machine() -> Iterator[Finding]:
     flags = _cpu_flags()
     known = [flag for flag in ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "amx_int8", "asimd") if flag in flags]
     yield Finding("SIMD", " ".join(known) or f"none of those looked for ({platform.machine()})")
-    yield _arithmetic(cores)
+    yield from _arithmetic(cores, flags)
     yield _gpu()
 
 
@@ -89,19 +89,25 @@ def _gpu() -> Finding:
         return Finding("device cuda", str(missing), "note")
 
 
-def _arithmetic(cores: int) -> Finding:
+def _arithmetic(cores: int, flags: set[str]) -> Iterator[Finding]:
     """Of `--device cpu --precision auto`, the default."""
-    from weir.ops.simd.features import instruction_set  # loads the compiler's library, which no other command wants
+    # loads the compiler's library, which no other command wants
+    from weir.ops.simd.features import InstructionSet, amx_problem, cpu_features, instruction_set
 
     try:
         check_extra("worker", "the default")
     except ExtraMissing as missing:
-        return Finding("device cpu", missing.message, "note")
+        yield Finding("device cpu", missing.message, "note")
+        return
     threads = f"workers share {cores} threads as they are busy"
     try:
-        return Finding("device cpu", f"the default: int8, {instruction_set()} kernels; {threads}")
+        yield Finding("device cpu", f"the default: int8, {instruction_set()} kernels; {threads}")
     except ValueError as error:
-        return Finding("device cpu", str(error), "missing", "unset WEIR_CPU_KERNELS")
+        yield Finding("device cpu", str(error), "missing", "unset WEIR_CPU_KERNELS")
+    if "amx_int8" in flags or InstructionSet.AMX in cpu_features().instruction_sets:
+        problem = amx_problem()
+        if problem is not None:
+            yield Finding("AMX", f"not used: {problem}", "note")
 
 
 def _cpu_flags() -> set[str]:

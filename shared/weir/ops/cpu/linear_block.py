@@ -1,16 +1,19 @@
-"""All rows times blocks of 16 outputs, as LLVM IR: few rows in tiles, many with weights that stay."""
+"""All rows times blocks of 16 outputs, as LLVM IR: few rows in tiles, more with weights that stay, many by AMX."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from weir.ops.cpu.linear_amx import LEAST_AMX_ROWS, amx_function, emit_configure_tiles
 from weir.ops.cpu.linear_many import LEAST_ROWS, MOST_ROWS, PAIR, has_many, many_function
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, WeightKind, group_bytes
 from weir.ops.cpu.linear_tile import BlockArguments, TileShape, at, tile_function, tile_shapes
+from weir.ops.simd.amx import emit_release
 from weir.ops.simd.features import InstructionSet
 from weir.ops.simd.float import FLOAT_BYTES, INT64
 from weir.ops.simd.jit import simd
@@ -19,20 +22,26 @@ from weir.ops.simd.loops import Values, emit_index, emit_loop
 
 def most_tile_rows(instruction_set: InstructionSet) -> int:
     """Rows that one pass over a block takes."""
-    if has_many(instruction_set):
+    if has_many(instruction_set.vectors):
         return MOST_ROWS
     return max(tile_shapes(kind, instruction_set)[0].num_rows for kind in WeightKind)
 
 
-def make_blocks(kind: WeightKind, instruction_set: InstructionSet) -> Callable[..., Any]:
+def make_blocks(
+    kind: WeightKind, instruction_set: InstructionSet, least_amx_rows: int = LEAST_AMX_ROWS
+) -> Callable[..., Any]:
     """A function for kernels: `num_blocks` neighbouring blocks, then `BlockArguments` of the first, in order.
 
-    All are int64; 1 in `is_added` adds to what is there.
+    All are int64; 1 in `is_added` adds to what is there. With AMX, tiles are for `least_amx_rows` and more.
     """
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
         num_blocks, *arguments = values
-        _emit_blocks(builder, kind, instruction_set, num_blocks, BlockArguments(*arguments))
+        here = BlockArguments(*arguments)
+        if instruction_set is InstructionSet.AMX:
+            _emit_blocks_amx(builder, kind, least_amx_rows, num_blocks, here)
+        else:
+            _emit_blocks(builder, kind, instruction_set, num_blocks, here)
         return context.get_dummy_value()
 
     # numba wants every argument by name
@@ -61,57 +70,114 @@ def _emit_blocks(
     num_blocks: ir.Value,
     arguments: BlockArguments,
 ) -> None:
+    def emit_tiles(here: BlockArguments) -> None:
+        shapes = tile_shapes(kind, instruction_set)
+        every = _BlockRange(emit_index(0), num_blocks, 1)
+        _emit_each(builder, kind, here, every, lambda block: _emit_tiles(builder, shapes, block))
+
+    def emit_many(here: BlockArguments) -> None:
+        _emit_pairs(builder, kind, num_blocks, here, partial(many_function, builder.module, kind, instruction_set))
+
+    if has_many(instruction_set):
+        _emit_passes(builder, arguments, lambda here: _emit_by_rows(builder, here, LEAST_ROWS, emit_many, emit_tiles))
+    else:
+        emit_tiles(arguments)
+
+
+def _emit_blocks_amx(
+    builder: ir.IRBuilder, kind: WeightKind, least_amx_rows: int, num_blocks: ir.Value, arguments: BlockArguments
+) -> None:
+    def emit_amx(here: BlockArguments) -> None:
+        emit_configure_tiles(builder, here.num_rows)
+        _emit_pairs(builder, kind, num_blocks, here, partial(amx_function, builder.module, kind))
+        emit_release(builder)
+
+    def emit_vectors(here: BlockArguments) -> None:
+        _emit_blocks(builder, kind, InstructionSet.AMX.vectors, num_blocks, here)
+
+    _emit_passes(builder, arguments, lambda here: _emit_by_rows(builder, here, least_amx_rows, emit_amx, emit_vectors))
+
+
+def _emit_pairs(
+    builder: ir.IRBuilder,
+    kind: WeightKind,
+    num_blocks: ir.Value,
+    arguments: BlockArguments,
+    function_of: Callable[[int], ir.Function],
+) -> None:
+    """Calls `function_of` PAIR blocks and, for one that is left, of 1."""
+    in_pairs = builder.and_(num_blocks, emit_index(-PAIR))
+    for blocks in (_BlockRange(emit_index(0), in_pairs, PAIR), _BlockRange(in_pairs, num_blocks, 1)):
+        function = function_of(blocks.step)
+        _emit_each(builder, kind, arguments, blocks, partial(_emit_call, builder, function))
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockRange:
+    """first, first + step, … below last."""
+
+    first: ir.Value
+    last: ir.Value
+    step: int
+
+
+def _emit_each(
+    builder: ir.IRBuilder,
+    kind: WeightKind,
+    arguments: BlockArguments,
+    blocks: _BlockRange,
+    emit: Callable[[BlockArguments], None],
+) -> None:
+    """`emit` from each block on; `arguments` are those of block 0."""
     block_bytes = builder.mul(arguments.num_groups, emit_index(group_bytes(kind)))
 
-    def emit_each(first: ir.Value, last: ir.Value, step: int, emit: Callable[[BlockArguments], None]) -> None:
-        def body(block: ir.Value, _: Values) -> Values:
-            emit(
-                replace(
-                    arguments,
-                    weights=builder.add(arguments.weights, builder.mul(block, block_bytes)),
-                    out=at(builder, arguments.out, block, BLOCK_OUTPUTS * FLOAT_BYTES),
-                    num_outputs=builder.sub(arguments.num_outputs, builder.mul(block, emit_index(BLOCK_OUTPUTS))),
-                )
+    def body(block: ir.Value, _: Values) -> Values:
+        emit(
+            replace(
+                arguments,
+                weights=builder.add(arguments.weights, builder.mul(block, block_bytes)),
+                out=at(builder, arguments.out, block, BLOCK_OUTPUTS * FLOAT_BYTES),
+                num_outputs=builder.sub(arguments.num_outputs, builder.mul(block, emit_index(BLOCK_OUTPUTS))),
             )
-            return []
+        )
+        return []
 
-        emit_loop(builder, first, last, step, [], body)
-
-    def emit_tiles(here: BlockArguments) -> None:
-        _emit_tiles(builder, tile_shapes(kind, instruction_set), here)
-
-    if not has_many(instruction_set):
-        emit_each(emit_index(0), num_blocks, 1, emit_tiles)
-        return
-    pair, one = (many_function(builder.module, kind, instruction_set, number) for number in (PAIR, 1))
-    in_pairs = builder.and_(num_blocks, emit_index(-PAIR))
-    are_many = builder.icmp_unsigned(">=", arguments.num_rows, emit_index(LEAST_ROWS))
-    with builder.if_else(are_many) as (many, few):
-        with many:
-            emit_each(emit_index(0), in_pairs, PAIR, lambda here: _emit_passes(builder, pair, here))
-            emit_each(in_pairs, num_blocks, 1, lambda here: _emit_passes(builder, one, here))
-        with few:
-            emit_each(emit_index(0), num_blocks, 1, emit_tiles)
+    emit_loop(builder, blocks.first, blocks.last, blocks.step, [], body)
 
 
-def _emit_passes(builder: ir.IRBuilder, function: ir.Function, arguments: BlockArguments) -> None:
-    """Calls of at most MOST_ROWS rows."""
+def _emit_passes(builder: ir.IRBuilder, arguments: BlockArguments, emit: Callable[[BlockArguments], None]) -> None:
+    """`emit` for at most MOST_ROWS rows at a time."""
     most = emit_index(MOST_ROWS)
 
     def one_pass(first: ir.Value, _: Values) -> Values:
         left = builder.sub(arguments.num_rows, first)
         taken = builder.select(builder.icmp_unsigned("<", left, most), left, most)
-        _emit_call(builder, function, replace(arguments, num_rows=taken), first)
+        emit(replace(_from_row(builder, arguments, first), num_rows=taken))
         return []
 
     emit_loop(builder, emit_index(0), arguments.num_rows, MOST_ROWS, [], one_pass)
+
+
+def _emit_by_rows(
+    builder: ir.IRBuilder,
+    arguments: BlockArguments,
+    least: int,
+    emit_many: Callable[[BlockArguments], None],
+    emit_few: Callable[[BlockArguments], None],
+) -> None:
+    """`emit_many` for `least` rows or more."""
+    with builder.if_else(builder.icmp_unsigned(">=", arguments.num_rows, emit_index(least))) as (many, few):
+        with many:
+            emit_many(arguments)
+        with few:
+            emit_few(arguments)
 
 
 def _emit_tiles(builder: ir.IRBuilder, shapes: list[TileShape], arguments: BlockArguments) -> None:
     """As many of the largest tiles as fit, then one of each smaller size that fits into the rows left."""
 
     def emit_at(shape: TileShape, row: ir.Value) -> None:
-        _emit_call(builder, tile_function(builder.module, shape), arguments, row)
+        _emit_call(builder, tile_function(builder.module, shape), _from_row(builder, arguments, row))
 
     largest, *smaller = shapes
     size = ir.Constant(INT64, largest.num_rows)
@@ -125,9 +191,13 @@ def _emit_tiles(builder: ir.IRBuilder, shapes: list[TileShape], arguments: Block
             builder.store(builder.sub(left, taken), num_left)
 
 
-def _emit_call(builder: ir.IRBuilder, function: ir.Function, arguments: BlockArguments, row: ir.Value) -> None:
-    """From `row` on."""
-    rows = builder.add(arguments.rows, builder.mul(row, arguments.row_stride))
-    out = builder.add(arguments.out, builder.mul(row, arguments.out_stride))
-    here = replace(arguments, rows=rows, out=out)
-    builder.call(function, [getattr(here, field.name) for field in fields(here)])
+def _from_row(builder: ir.IRBuilder, arguments: BlockArguments, row: ir.Value) -> BlockArguments:
+    return replace(
+        arguments,
+        rows=builder.add(arguments.rows, builder.mul(row, arguments.row_stride)),
+        out=builder.add(arguments.out, builder.mul(row, arguments.out_stride)),
+    )
+
+
+def _emit_call(builder: ir.IRBuilder, function: ir.Function, arguments: BlockArguments) -> None:
+    builder.call(function, [getattr(arguments, field.name) for field in fields(arguments)])

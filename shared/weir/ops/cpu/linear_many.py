@@ -101,7 +101,7 @@ def _emit_many(
         block_bytes = builder.mul(arguments.num_groups, emit_index(group_bytes(kind)))
         places = [builder.add(first, builder.mul(block_bytes, emit_index(block))) for block in range(num_blocks)]
         for place in places:
-            _emit_prefetches(builder, kind, builder.add(place, builder.mul(block_bytes, emit_index(num_blocks))))
+            emit_prefetches(builder, kind, builder.add(place, builder.mul(block_bytes, emit_index(num_blocks))))
         groups = [_emit_unpacked(builder, kind, instruction_set, place) for place in places]
         records = at(builder, arguments.rows, loop.index, RECORD_BYTES)
 
@@ -124,7 +124,7 @@ def _emit_many(
             emit_result(builder, arguments, loop.index, emit_index(block * BLOCK_OUTPUTS), value)
 
 
-def _emit_prefetches(builder: ir.IRBuilder, kind: WeightKind, group: ir.Value) -> None:
+def emit_prefetches(builder: ir.IRBuilder, kind: WeightKind, group: ir.Value) -> None:
     """Of the blocks after these: by themselves caches fetch ahead along one stream, and these are as many as blocks,
     each as short as a block."""
     for line in range(0, group_bytes(kind), _LINE_BYTES):

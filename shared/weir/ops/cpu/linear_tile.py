@@ -166,13 +166,27 @@ def _emit_group(
         scale, minimum = emit_scales(builder, shape.kind, shape.instruction_set, group, output)
         for row, first, row_totals, row_results in zip(rows, firsts, totals, results, strict=True):
             total = dot.finish(builder, tuple(builder.load(part) for part in row_totals[vector]), first)
-            scaled = builder.fmul(builder.sitofp(total, vector_type(width)), scale)
-            row_scale = emit_load_splat(builder, offset(builder, row, SCALE_OFFSET), FLOAT, width)
-            result = emit_fma(builder, scaled, row_scale, builder.load(row_results[vector]))
-            if minimum is not None:
-                scaled_sum = emit_load_splat(builder, offset(builder, row, SCALED_SUM_OFFSET), FLOAT, width)
-                result = emit_fma(builder, minimum, scaled_sum, result)
-            builder.store(result, row_results[vector])
+            result = builder.load(row_results[vector])
+            builder.store(emit_group_added(builder, total, scale, minimum, row, result), row_results[vector])
+
+
+def emit_group_added(
+    builder: ir.IRBuilder,
+    total: ir.Value,
+    scale: ir.Value,
+    minimum: ir.Value | None,
+    record: ir.Value,
+    result: ir.Value,
+) -> ir.Value:
+    """`result` after one more group, whose products of integers are `total` and whose row's record is at `record`."""
+    width = total.type.count
+    scaled = builder.fmul(builder.sitofp(total, vector_type(width)), scale)
+    row_scale = emit_load_splat(builder, offset(builder, record, SCALE_OFFSET), FLOAT, width)
+    result = emit_fma(builder, scaled, row_scale, result)
+    if minimum is None:
+        return result
+    scaled_sum = emit_load_splat(builder, offset(builder, record, SCALED_SUM_OFFSET), FLOAT, width)
+    return emit_fma(builder, minimum, scaled_sum, result)
 
 
 def emit_scales(

@@ -4,7 +4,6 @@ numba keys a cached kernel by its own source file alone; a kernel here also depe
 on the instruction set chosen at start. So the cache lies in a folder whose name is made of all of that.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +16,7 @@ import xxhash
 from numba.extending import intrinsic
 
 from weir.core.file_lock import file_lock
+from weir.ops.simd.cache_folder import kernels_folder
 from weir.ops.simd.features import instruction_set
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,8 +41,7 @@ def kernel_cache_directory() -> Path:
     digest = xxhash.xxh3_64(f"{numba.__version__} {llvmlite.__version__}".encode())
     for source in kernel_sources():
         digest.update(str(source.relative_to(_ROOMS)).encode() + b"\0" + source.read_bytes())
-    root = Path(os.environ.get("WEIR_CACHE") or Path.home() / ".cache" / "weir")
-    return root / "kernels" / f"{instruction_set()}-{digest.hexdigest()}"
+    return kernels_folder() / f"{instruction_set()}-{digest.hexdigest()}"
 
 
 @contextmanager
