@@ -11,6 +11,7 @@ from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import load_tokenizer
+from weir_gateway.config import GatewayConfig
 
 
 class Detokenizer(Protocol):
@@ -107,4 +108,12 @@ def load_served_model(
         digest=""
         if digest_precision is None
         else model_digest(source, digest_precision, digest_device, exact=is_exact),
+    )
+
+
+def load_model_of(config: GatewayConfig) -> ServedModel:
+    """The model that a gateway serves, with the digest of its workers; without one, where it sends no prefix hints."""
+    digest_precision = config.precision if config.prefix_hints else None
+    return load_served_model(
+        config.model_reference, config.max_context_tokens, digest_precision, config.device, is_exact=config.exact
     )

@@ -1,17 +1,18 @@
 """`weir bench scheduler`: what a decision costs the scheduler's core, with every policy, by how many requests wait.
 
 A decision is all that one request makes it do: it comes (submit), another ends and the next one is picked and placed
-(finish), whose prompt is then prefilled; after each, `decide`. All workers are busy and the queue stays as long
-as it is. Garbage collection is on, as in service. The times are processor time of the deciding thread, which what else
-runs on the machine still makes longer, through caches and clock rates. How much, shows a constant loop that the same
-clock times after each decision: the same work each time, as much as a decision in the median, but hardly any memory.
+(finish), whose prompt is then prefilled; after each, `decide`. What starts only then, for a prefill worker has room
+again, is prefilled in the next decision. All workers are busy and the queue stays as long as it is. Garbage collection
+is on, as in service. The times are processor time of the deciding thread, which what else runs on the machine still
+makes longer, through caches and clock rates. How much, shows a constant loop that the same clock times after each
+decision: the same work each time, as much as a decision in the median, but hardly any memory.
 """
 
 import gc
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
@@ -52,7 +53,8 @@ class SchedulerBenchConfig:
 @dataclass(frozen=True, slots=True)
 class DecisionCost:
     """`loop_p99_us`: of the constant loop. `p99_num_picks`: requests that one decision starts, for an order that pauses
-    some for others starts several in one, and none in another."""
+    some for others starts several in one, and none in another. `..._pick_us`: a decision over the number of requests
+    that it starts; of those that start any."""
 
     policy: str
     num_pairs: int
@@ -63,9 +65,11 @@ class DecisionCost:
     max_us: float
     loop_p99_us: float
     p99_num_picks: int
+    median_pick_us: float
+    p99_pick_us: float
 
 
-class _Bench:
+class SchedulerBench:
     """One core with a queue of a given length."""
 
     def __init__(self, policy: str, num_pairs: int, config: SchedulerBenchConfig) -> None:
@@ -83,6 +87,8 @@ class _Bench:
         self._num_made = 0
         self._renewed_at_s = 0.0
         self._running: list[str] = []
+        self._being_prefilled: list[str] = []
+        """Of the running ones, those that started when others had been prefilled."""
         self.num_picks = 0
         """Of the last decision."""
         self._keep_workers()
@@ -104,27 +110,29 @@ class _Bench:
         ended = self._running.pop(self._random.randrange(len(self._running)))
         finish = Finish(ended, "gateway", 1, Outcome.FINISHED, self._random.randint(1, 400))
         core = self._core
-        granted: list[Command] = []
         begin = time.thread_time()
         core.submit(submit)
-        granted += core.decide()
+        picked = _granted(core.decide())
         core.finish(finish)
-        granted += core.decide()
-        for command in granted:
-            if isinstance(command, SendGrant):
-                core.prefilled(Prefilled(command.grant.request_id, "gateway", 1))
-        granted += core.decide()
+        picked += _granted(core.decide())
+        for request_id in self._being_prefilled + picked:
+            core.prefilled(Prefilled(request_id, "gateway", 1))
+        self._being_prefilled = _granted(core.decide())
         duration_s = time.thread_time() - begin
-        picked = [command.grant.request_id for command in granted if isinstance(command, SendGrant)]
+        picked += self._being_prefilled
         self._running += picked
         self.num_picks = len(picked)
         return duration_s
 
+    def metrics(self) -> Mapping[str, float]:
+        """The core's."""
+        return self._core.metrics()
+
     def _take_grants(self) -> None:
-        while granted := [command for command in self._core.decide() if isinstance(command, SendGrant)]:
-            for command in granted:
-                self._core.prefilled(Prefilled(command.grant.request_id, "gateway", 1))
-                self._running.append(command.grant.request_id)
+        while started := _granted(self._core.decide()):
+            for request_id in started:
+                self._core.prefilled(Prefilled(request_id, "gateway", 1))
+            self._running += started
 
     def _submit(self) -> Submit:
         self._num_made += 1
@@ -153,9 +161,14 @@ class _Bench:
         self._core.tick()
 
 
+def _granted(commands: Sequence[Command]) -> list[str]:
+    """The requests that start."""
+    return [command.grant.request_id for command in commands if isinstance(command, SendGrant)]
+
+
 def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBenchConfig) -> DecisionCost:
     """After a tenth of the decisions, which are not counted."""
-    bench = _Bench(policy, num_pairs, config)
+    bench = SchedulerBench(policy, num_pairs, config)
     bench.fill(num_queued)
     num_rounds = _rounds_in(statistics.median(bench.decide_once() for _ in range(config.num_decisions // 10)))
     gc.collect()
@@ -166,6 +179,7 @@ def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBench
         durations_us.append(bench.decide_once() * 1e6)
         num_picks.append(bench.num_picks)
         loop_us.append(_constant_loop_s(num_rounds) * 1e6)
+    pick_us = [duration / num for duration, num in zip(durations_us, num_picks, strict=True) if num] or [0.0]
     return DecisionCost(
         policy,
         num_pairs,
@@ -176,6 +190,8 @@ def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBench
         max_us=max(durations_us),
         loop_p99_us=_quantile(loop_us, 0.99),
         p99_num_picks=_quantile(num_picks, 0.99),
+        median_pick_us=statistics.median(pick_us),
+        p99_pick_us=_quantile(pick_us, 0.99),
     )
 
 
@@ -221,12 +237,14 @@ def measure_all(config: SchedulerBenchConfig) -> list[DecisionCost]:
 
 def _table(costs: Sequence[DecisionCost]) -> Table:
     table = Table(title="One arrival, one finish, one pick and its prefill: microseconds")
-    for name in ("policy", "pairs of workers", "queued", "median", "p99", "p99.9", "max", "loop p99", "picks p99"):
+    times = ("median", "p99", "p99.9", "max", "loop p99")
+    for name in ("policy", "pairs", "queued", *times, "picks p99", "a pick", "its p99"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for cost in costs:
         times_us = (cost.median_us, cost.p99_us, cost.p999_us, cost.max_us, cost.loop_p99_us)
-        numbers = [f"{time_us:.0f}" for time_us in times_us]
-        table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *numbers, str(cost.p99_num_picks))
+        picks = (str(cost.p99_num_picks), f"{cost.median_pick_us:.0f}", f"{cost.p99_pick_us:.0f}")
+        shown = [f"{time_us:.0f}" for time_us in times_us]
+        table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *shown, *picks)
     return table
 
 

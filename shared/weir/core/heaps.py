@@ -60,13 +60,6 @@ class LazyHeap(Generic[KeyT]):
         other = self._try_top(self._leaving)
         return other if top is None or (other is not None and other < top) else top
 
-    def pop_peeked(self) -> tuple[KeyT, str]:
-        """Takes out what `try_peek` has just returned, which must not be None."""
-        heap, leaving = self._heap, self._leaving
-        top = heapq.heappop(leaving if leaving and (not heap or leaving[0] < heap[0]) else heap)
-        del self._keys[top[1]]
-        return top
-
     def _try_top(self, heap: list[tuple[KeyT, str]]) -> tuple[KeyT, str] | None:
         keys = self._keys
         while heap:

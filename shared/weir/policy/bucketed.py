@@ -89,8 +89,8 @@ class _BucketedQueue:
     def try_peek(self, now_s: float) -> str | None:
         if self._num_left > 0 and self._buckets[self._served]:
             return self._buckets[self._served].try_peek(now_s)
-        heads = (bucket.try_peek_request() for bucket in self._buckets)
-        oldest = min(((head.arrived_at_s, head.request_id) for head in heads if head is not None), default=None)
+        heads = (bucket.try_first() for bucket in self._buckets)
+        oldest = min((head for head in heads if head is not None), default=None)
         return None if oldest is None else oldest[1]
 
     def take(self, request_id: str, now_s: float) -> None:

@@ -38,8 +38,10 @@ class LeastSquares:
         self._decay = decay
         self._prior = tuple(prior)
         self._scales = tuple(scales)
-        self._products = [0.0] * self._size**2
-        """Row by row."""
+        places = range(self._size)
+        self._pairs = tuple((row, column) for row in places for column in places[row:])
+        self._products = [0.0] * len(self._pairs)
+        """Of each pair of features, which is as good both ways."""
         self._targets = [0.0] * self._size
         self._coefficients = list(prior)
         self._num_observed = 0
@@ -50,8 +52,8 @@ class LeastSquares:
 
     def observe(self, features: Sequence[float], value: float) -> None:
         decay = self._decay
-        new = [left * right for left in features for right in features]
-        self._products = [decay * product + added for product, added in zip(self._products, new, strict=True)]
+        pairs = zip(self._products, self._pairs, strict=True)
+        self._products = [decay * product + features[row] * features[column] for product, (row, column) in pairs]
         self._targets = [decay * target + one * value for target, one in zip(self._targets, features, strict=True)]
         self._num_observed += 1
         if self._num_observed % _REFIT_EVERY == 0:
@@ -59,13 +61,13 @@ class LeastSquares:
 
     def _refit(self) -> None:
         """Gaussian elimination of (products + prior weights) x = targets; the matrix is positive definite."""
-        rows = []
+        rows = [[0.0] * self._size for _ in self._targets]
+        for (row, column), product in zip(self._pairs, self._products, strict=True):
+            rows[row][column] = rows[column][row] = product
         for index, target in enumerate(self._targets):
             weight = self._scales[index] ** 2
-            products = self._products[index * self._size : (index + 1) * self._size]
-            row = [*products, target + weight * self._prior[index]]
-            row[index] += weight
-            rows.append(row)
+            rows[index][index] += weight
+            rows[index].append(target + weight * self._prior[index])
         for pivot in range(self._size):
             for below in range(pivot + 1, self._size):
                 factor = rows[below][pivot] / rows[pivot][pivot]

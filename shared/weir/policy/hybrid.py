@@ -6,13 +6,14 @@ stops the domino effect of plain EDF. Chunks are as large as the slack of the de
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weir.core.cost import StepCost
 from weir.policy.estimators import LeastSquares
-from weir.policy.keyed_orders import KeyedQueue, deadline_s
+from weir.policy.keyed_orders import deadline_s
 from weir.policy.params import bounded
+from weir.policy.relegation import PrefillRate, RelegatingQueue
 from weir.policy.seams import Decode, OrderQueue, Policy, StepShare, StepView, Waiting
 from weir.policy.starvation import StarvationParams, guarded
 
@@ -50,10 +51,10 @@ class HybridOrder:
 
     def __init__(self, params: HybridParams) -> None:
         self._params = params
-        self._rate = _PrefillRate(params.tokens_per_s)
+        self._rate = PrefillRate(params.tokens_per_s)
 
     def new_queue(self) -> OrderQueue:
-        return guarded(_RelegatingQueue(self.rank, self._due_s, self._rate), self._params)
+        return guarded(RelegatingQueue(self.rank, self._due_s, self._rate), self._params)
 
     def rank(self, request: Waiting) -> float:
         due_s = deadline_s(request, self._params.default_ttft_s)
@@ -65,70 +66,6 @@ class HybridOrder:
     def _due_s(self, request: Waiting) -> float:
         """Infinite where nobody is relegated."""
         return deadline_s(request, self._params.default_ttft_s) if self._params.relegation else math.inf
-
-
-class _PrefillRate:
-    """Tokens of prompts a second while something waits: a mean over the past that decays by 0.995 a request."""
-
-    _DECAY = 0.995
-    _PRIOR_S = 10.0
-
-    def __init__(self, tokens_per_s: float) -> None:
-        self._tokens = tokens_per_s * self._PRIOR_S
-        self._seconds = self._PRIOR_S
-        self._busy_since_s: float | None = None
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self._tokens / self._seconds
-
-    def took(self, num_tokens: int, now_s: float, is_backlogged: bool) -> None:
-        """A request started; `is_backlogged`: others go on waiting, so the time to the next start is prefill time."""
-        if self._busy_since_s is not None:
-            self._tokens = self._DECAY * self._tokens + num_tokens
-            self._seconds = self._DECAY * self._seconds + (now_s - self._busy_since_s)
-        self._busy_since_s = now_s if is_backlogged else None
-
-
-class _RelegatingQueue:
-    """Looks at the first alone: only who is about to be taken need be judged, and each is relegated once at most."""
-
-    def __init__(
-        self, key_of: Callable[[Waiting], float], due_s_of: Callable[[Waiting], float], rate: _PrefillRate
-    ) -> None:
-        self._due_s_of = due_s_of
-        self._rate = rate
-        self._timely = KeyedQueue(lambda request: (key_of(request),))
-        self._relegated = KeyedQueue(lambda request: (key_of(request),))
-
-    def __len__(self) -> int:
-        return len(self._timely) + len(self._relegated)
-
-    def ids(self) -> list[str]:
-        return self._timely.ids() + self._relegated.ids()
-
-    def add(self, request: Waiting) -> None:
-        if request.request_id in self._relegated:
-            raise ValueError(f"{request.request_id} is in the queue already")
-        self._timely.add(request)
-
-    def discard(self, request_id: str) -> None:
-        self._timely.discard(request_id)
-        self._relegated.discard(request_id)
-
-    def try_peek(self, now_s: float) -> str | None:
-        timely, tokens_per_s = self._timely, self._rate.tokens_per_s
-        while (head := timely.try_peek_request()) is not None:
-            if now_s + head.num_uncached_tokens / tokens_per_s <= self._due_s_of(head):
-                return head.request_id
-            timely.move_first(self._relegated)
-        return self._relegated.try_peek(now_s)
-
-    def take(self, request_id: str, now_s: float) -> None:
-        request = self._timely.try_get(request_id) or self._relegated.try_get(request_id)
-        assert request is not None, f"{request_id} is not in the queue"
-        self.discard(request_id)
-        self._rate.took(request.num_uncached_tokens, now_s, len(self) > 0)
 
 
 class DynamicChunk:

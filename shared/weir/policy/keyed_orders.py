@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weir.core.heaps import LazyHeap
+from weir.core.sorted_ids import SortedIds
 from weir.policy.estimators import RecentMean
 from weir.policy.params import NoParams, bounded, check_bounds
 from weir.policy.seams import OrderQueue, Policy, Waiting
@@ -23,7 +23,7 @@ KeyOf = Callable[[Waiting], Key]
 
 
 class KeyedQueue:
-    """Smallest key first, ties by arrival, then by id. O(log n) for whatever is done with one request.
+    """Smallest key first, ties by arrival, then by id.
 
     A key may age at no cost: subtracting `rate * waited` from all keys keeps their order if `rate * arrived_at_s` is
     added to each of them once.
@@ -31,49 +31,33 @@ class KeyedQueue:
 
     def __init__(self, key_of: KeyOf) -> None:
         self._key_of = key_of
-        self._heap: LazyHeap[Key] = LazyHeap()
-        self._requests: dict[str, Waiting] = {}
+        self._requests: SortedIds[Key] = SortedIds()
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
-
     def ids(self) -> list[str]:
-        return list(self._requests)
-
-    def try_get(self, request_id: str) -> Waiting | None:
-        return self._requests.get(request_id)
+        return self._requests.ids()
 
     def add(self, request: Waiting) -> None:
-        self._heap.push(request.request_id, (*self._key_of(request), request.arrived_at_s))
-        self._requests[request.request_id] = request
+        self._requests.add(request.request_id, (*self._key_of(request), request.arrived_at_s))
 
     def discard(self, request_id: str) -> None:
-        self._heap.discard(request_id)
-        self._requests.pop(request_id, None)
+        self._requests.discard(request_id)
 
     def try_peek(self, now_s: float) -> str | None:
         del now_s
-        top = self._heap.try_peek()
-        return None if top is None else top[1]
+        ascending = self._requests.ascending
+        return ascending[0][1] if ascending else None
 
-    def try_peek_request(self) -> Waiting | None:
-        """As `try_peek`, but the request and not its id."""
-        top = self._heap.try_peek()
-        return None if top is None else self._requests[top[1]]
-
-    def move_first(self, to: "KeyedQueue") -> None:
-        """The one that was peeked just now waits in `to` from now on, under the key that it has here. Raises ValueError
-        if it waits there."""
-        key, request_id = self._heap.pop_peeked()
-        to._heap.push(request_id, key)
-        to._requests[request_id] = self._requests.pop(request_id)
+    def try_first(self) -> tuple[float, str] | None:
+        """When the one that `try_peek` names came, and its id."""
+        ascending = self._requests.ascending
+        return (ascending[0][0][-1], ascending[0][1]) if ascending else None
 
     def take(self, request_id: str, now_s: float) -> None:
         del now_s
-        self.discard(request_id)
+        self._requests.discard(request_id)
 
 
 class KeyedOrder:

@@ -136,9 +136,9 @@ class _Bucket:
         """Whether it was the oldest. Without requests the bucket is of no use any more."""
         self.queue.discard(request_id)
         was_first = request_id == self.first_id
-        first = self.queue.try_peek_request() if was_first else None
+        first = self.queue.try_first() if was_first else None
         if first is not None:
-            self.first_at_s, self.first_id = first.arrived_at_s, first.request_id
+            self.first_at_s, self.first_id = first
         return was_first
 
     def is_older_than(self, other: "_Bucket") -> bool:

@@ -13,7 +13,7 @@ overload whoever the order puts last starves sooner or later (ADR 0015 has what 
 
 from dataclasses import dataclass
 
-from weir.core.heaps import LazyHeap
+from weir.core.sorted_ids import SortedIds
 from weir.policy.params import bounded, check_bounds
 from weir.policy.seams import OrderQueue, Waiting
 
@@ -41,7 +41,7 @@ class StarvationGuard:
     def __init__(self, inner: OrderQueue, params: StarvationParams) -> None:
         self._inner = inner
         self._params = params
-        self._oldest: LazyHeap[tuple[float, float]] = LazyHeap()
+        self._oldest: SortedIds[tuple[float, float]] = SortedIds()
         """By (picks when it was added, arrival): the first has been passed over most."""
         self._num_picks = 0
         self._num_since_turn = params.period
@@ -54,7 +54,7 @@ class StarvationGuard:
 
     def add(self, request: Waiting) -> None:
         self._inner.add(request)
-        self._oldest.push(request.request_id, (float(self._num_picks), request.arrived_at_s))
+        self._oldest.add(request.request_id, (float(self._num_picks), request.arrived_at_s))
 
     def discard(self, request_id: str) -> None:
         self._inner.discard(request_id)
@@ -74,7 +74,7 @@ class StarvationGuard:
         """Who has been passed over too often, if it is time for one of those."""
         if self._num_since_turn < self._params.period:
             return None
-        top = self._oldest.try_peek()
-        if top is None or self._num_picks - top[0][0] < self._params.threshold_picks:
+        ascending = self._oldest.ascending
+        if not ascending or self._num_picks - ascending[0][0][0] < self._params.threshold_picks:
             return None
-        return top[1]
+        return ascending[0][1]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from weir.bus.messages import Placement, Submit
 from weir.kv.geometry import num_pages_for
 from weir.scheduling.limits import CoreLimits, PlacingLimits
-from weir.scheduling.memory_fit import can_take_back, make_memory_fit, pages_open_to
+from weir.scheduling.memory_fit import LaneShares, make_memory_fit
 from weir.scheduling.pools import ArenaLoad, OpenSlots, Pool, PrefillCandidate, WorkerPools, WorkerState
 from weir.scheduling.prefix_view import Hashes, PrefixView, hashes_from
 from weir.scheduling.request import PlacementPlan, ScheduledRequest
@@ -133,6 +133,7 @@ class Placer:
         """Another memory fit or router begins without what the one before has learned."""
         is_new = (limits.placing, limits.page_overcommit) != (self._limits.placing, self._limits.page_overcommit)
         self._limits = limits
+        self._shares = LaneShares(limits)
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
         self._is_timeless = limits.placing.memory_fit == "conservative"
         self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
@@ -172,7 +173,7 @@ class Placer:
         nothing runs there. A test that learns lengths may come to think better of its output, not of its prompt."""
         if not self._is_shared_out or self._limits.lent_share == 1:
             return False
-        opened = {pages_open_to(request.lane, {}, num_pages, self._limits) for num_pages in page_counts}
+        opened = {self._shares.open_to(request.lane, {}, num_pages) for num_pages in page_counts}
         if not self._is_timeless:
             return num_pages_for(request.submit.num_prompt_tokens + 1) > max(opened, default=0)
         empty = ArenaLoad("", 0, ())
@@ -256,27 +257,28 @@ class Placer:
         for it there waits less than a prefill elsewhere takes.
         """
         submit, max_prefills, max_tokens = request.submit, self._limits.max_prefills, self._limits.max_prefill_tokens
+        num_prompt_tokens, num_context_tokens = submit.num_prompt_tokens, request.num_tokens
         open_ids = None if is_sample else slots.open_to(request.priority)
         has_both_kinds = bool(candidates) and candidates[0].is_local != candidates[-1].is_local
         cached_by_arena: dict[str, int] = {}
         decode_by_host: dict[tuple[WorkerState, ...], Sequence[WorkerState]] = {}
         options: list[Option] = []
         for candidate in candidates:
-            worker, load = candidate.worker, candidate.worker.prefill
-            if request.num_tokens > worker.max_context_tokens:
+            worker = candidate.worker
+            if num_context_tokens > worker.max_context_tokens:
                 continue
             if open_ids is not None and candidate.decode_ids.isdisjoint(open_ids):
                 continue
-            num_cached = 0
+            num_cached, load = 0, worker.prefill
             if hashes:
                 arena_id = worker.arena.arena_id
                 if arena_id not in cached_by_arena:
                     cached_by_arena[arena_id] = self.prefixes.num_cached_tokens(arena_id, hashes)
-                num_cached = min(cached_by_arena[arena_id], submit.num_prompt_tokens - 1)  # the last one is computed
+                num_cached = min(cached_by_arena[arena_id], num_prompt_tokens - 1)  # the last one is computed
             num_prompts, num_tokens = len(load.prompts), load.num_tokens
-            if num_prompts >= max_prefills or num_tokens + submit.num_prompt_tokens > max_tokens:
+            if num_prompts >= max_prefills or num_tokens + num_prompt_tokens > max_tokens:
                 num_prompts, num_tokens = load.ahead_of(request.scheduling.lane_priority)
-            num_tokens += submit.num_prompt_tokens - num_cached
+            num_tokens += num_prompt_tokens - num_cached
             is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens > max_tokens)
             if is_full and self._has_share_left(request, load):
                 num_prompts, is_full = 0, False
@@ -308,6 +310,9 @@ class Placer:
         self, request: ScheduledRequest, workers: Sequence[WorkerState], slots: OpenSlots, *, is_sample: bool
     ) -> Sequence[WorkerState]:
         """Those with a slot for it, the quickest first if it keeps the target, else the one with the most room."""
+        if len(workers) == 1:
+            has_room = request.num_tokens <= workers[0].max_context_tokens
+            return workers if has_room and slots.is_open(workers[0].worker_id, request.priority) else ()
         if is_sample and len(workers) > self._limits.placing.small_pool:
             workers = self._random.sample(workers, _NUM_SAMPLED)
         num_tokens, is_open, priority = request.num_tokens, slots.is_open, request.priority
@@ -341,9 +346,9 @@ class Placer:
         submit, num_pages = request.submit, arena.num_pages
         if self._is_shared_out:
             charged, wanting = arena.pages_by_lane(), self._wanting(submit.model)
-            if can_take_back(request.lane, self._memory_fit.charged_pages(submit), charged, num_pages, self._limits):
+            if self._shares.can_take_back(request.lane, self._memory_fit.charged_pages(submit), charged, num_pages):
                 return True
-            num_open = pages_open_to(request.lane, charged, num_pages, self._limits, wanting)
+            num_open = self._shares.open_to(request.lane, charged, num_pages, wanting)
             num_pages = num_open + sum(charged.values())
         return self._memory_fit.fits(arena, num_pages, submit, now_s)
 

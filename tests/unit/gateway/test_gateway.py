@@ -16,12 +16,14 @@ from weir.bus.in_memory import InMemoryHub
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.core.errors import Unavailable
 from weir.model.errors import ModelNotFound
+from weir.model.files.digest import model_digest
+from weir.model.files.source import resolve_model
 from weir.rpc.port_guard import BodyBudget
 from weir.runtime.config import ConfigError, read_config
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdoptionSettings
 from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
-from weir_gateway.requests.models import ServedModel, load_served_model
+from weir_gateway.requests.models import ServedModel, load_model_of, load_served_model
 
 
 def make_component(
@@ -160,3 +162,14 @@ def test_every_setting_reaches_the_part_that_it_is_for() -> None:
     assert (http.host, http.port, http.max_connections) == ("::1", 15, config.max_calls)
     assert not settings.is_lower_priority_first
     assert GatewaySettings.of(replace(config, openai_priority="lower-first")).is_lower_priority_first
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_hashes_of_prompts_are_for_pages_that_are_computed_as_the_workers_do(exact: bool) -> None:
+    config = GatewayConfig(load="dummy", model_shape="tiny", device="interpreter", max_context_tokens=160, exact=exact)
+    model = load_model_of(config)
+    source = resolve_model("dummy:tiny")
+    assert model.digest == model_digest(source, "auto", "interpreter", exact=exact)
+    assert model.digest != model_digest(source, "auto", "interpreter", exact=not exact)
+    assert model.max_context_tokens == 160
+    assert load_model_of(replace(config, prefix_hints=False)).digest == ""

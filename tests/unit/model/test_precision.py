@@ -60,6 +60,8 @@ def test_exact_fp32_on_a_cpu_is_refused_whether_asked_for_or_all_that_there_is(t
         choose_arithmetic("fp32", config, exact=True)
     with pytest.raises(ModelError, match=r"exact: hidden_size is 72, .* leave exact out for this model"):
         choose_arithmetic("auto", replace(config, hidden_size=72), exact=True)
+    with pytest.raises(ModelError, match=r"exact: precision fp32 on device cpu"):
+        model_digest(tiny.source, "fp32", exact=True)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8-kv8"])

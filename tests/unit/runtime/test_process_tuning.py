@@ -95,7 +95,7 @@ def test_decisions_are_measured_as_the_scheduler_makes_them(monkeypatch: pytest.
 
     def measure(*_: object) -> bench.DecisionCost:
         seen.append(gc.get_threshold())
-        return bench.DecisionCost("fcfs", 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1)
+        return bench.DecisionCost("fcfs", 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1.0, 1.0)
 
     monkeypatch.setattr(bench, "measure", measure)
     config = bench.SchedulerBenchConfig(policies=("fcfs",), queued=(1,), pairs=(1,))

@@ -111,6 +111,19 @@ def test_pools_of_many_workers_are_placed_by_a_few_sampled_ones_and_the_holders_
     assert len(set(loads)) > 25
 
 
+def test_of_many_workers_a_sampled_one_without_a_slot_gets_nothing() -> None:
+    rig = make_rig(*(replace(one, max_num_seqs=1) for one in pairs(20)))
+    for number in range(20):
+        send(rig, f"r{number}")
+    assert len({rig.placement(f"r{number}").decode_worker_id for number in range(20)}) == 20
+
+
+def test_a_decode_worker_with_too_short_a_context_gets_nothing_from_the_prefill_worker_beside_it() -> None:
+    rig = make_rig(*(replace(one, max_context_tokens=1000) if one.worker_id == "d00" else one for one in pairs(2)))
+    assert [send(rig, f"long{number}") for number in range(3)] == ["p01"] * 3
+    assert send(rig, "short", prompt=100) == "p00"
+
+
 def test_the_same_events_give_the_same_places() -> None:
     def places() -> list[str]:
         rig = make_rig(*pairs(30))

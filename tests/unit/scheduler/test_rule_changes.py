@@ -63,6 +63,21 @@ def test_limits_of_tenants_that_change_hold_for_what_waits() -> None:
     assert rig.granted[3:] == ["a2"]
 
 
+def test_guarantees_that_change_hold_for_what_waits() -> None:
+    """Nothing of a guarantee is lent: of 100 pages the others have 20, then 90."""
+    kept, given = (
+        replace(LIMITS, lanes=(replace(LANES[0], guaranteed_share=share), *LANES[1:]), lent_share=0.0)
+        for share in (0.8, 0.1)
+    )
+    rig = Rig(kept).start(make_worker("p", "prefill"), make_worker("d", "decode"))
+    for name in ("m0", "m1"):
+        rig.submit(name, "middle", prompt=16 * 14, max_tokens=16)
+    assert rig.granted == ["m0"]
+    rig.core.set_limits(given)
+    rig.prefilled("m0")
+    assert rig.granted == ["m0", "m1"]
+
+
 def test_a_tenants_new_target_holds_for_what_waits() -> None:
     rig = busy_rig(replace(LIMITS, tenants=(TenantLimits("a", itl_slo_ms=50),)))
     rig.submit("waits", tenant="a")

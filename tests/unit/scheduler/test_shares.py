@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.scheduling.limits import CoreLimits, LaneLimits
-from weir.scheduling.memory_fit import guaranteed_pages, pages_open_to
+from weir.scheduling.memory_fit import LaneShares
 from weir.scheduling.pools import slot_bound
 from weir.scheduling.request import PriorityKey
 
@@ -35,16 +35,22 @@ def test_idle_guarantees_are_lent_and_taken_back_from_the_less_urgent(
     used: dict[str, int], opened: dict[str, int]
 ) -> None:
     limits = make_limits(0.3, 0.1, 0.0)
-    assert {lane: pages_open_to(lane, used, 100, limits) for lane in opened} == opened
+    assert {lane: LaneShares(limits).open_to(lane, used, 100) for lane in opened} == opened
 
 
 def test_what_is_not_lent_stays_idle() -> None:
     limits = make_limits(0.3, 0.1, 0.0, lent_share=0.0)
-    assert [pages_open_to(lane, {}, 100, limits) for lane in ("high", "middle", "low")] == [90, 70, 60]
-    assert pages_open_to("low", {"high": 20}, 100, limits) == 60
-    assert pages_open_to("low", {"high": 20}, 100, make_limits(0.3, 0.1, 0.0), wanting=("high", "low")) == 70
+    assert [LaneShares(limits).open_to(lane, {}, 100) for lane in ("high", "middle", "low")] == [90, 70, 60]
+    assert LaneShares(limits).open_to("low", {"high": 20}, 100) == 60
+    assert LaneShares(make_limits(0.3, 0.1, 0.0)).open_to("low", {"high": 20}, 100, wanting=("high", "low")) == 70
     half = make_limits(0.3, 0.1, 0.0, lent_share=0.5)
-    assert pages_open_to("low", {}, 100, half) == 80
+    assert LaneShares(half).open_to("low", {}, 100) == 80
+
+
+def test_guarantees_are_parts_of_each_arena() -> None:
+    shares = LaneShares(make_limits(0.3, 0.1, 0.0))
+    for num_pages in (100, 1000, 100):
+        assert shares.guaranteed(num_pages) == {"high": 0.3 * num_pages, "middle": 0.1 * num_pages, "low": 0}
 
 
 def test_what_is_lent_does_not_depend_on_the_order_of_lanes() -> None:
@@ -52,7 +58,7 @@ def test_what_is_lent_does_not_depend_on_the_order_of_lanes() -> None:
     for shares in itertools.permutations((0.126, 0.188, 0.157, 0.079)):
         lanes = tuple(LaneLimits(f"lane{n}", 9, 9.0, guaranteed_share=share) for n, share in enumerate((0.0, *shares)))
         limits = CoreLimits(lanes=lanes, default_lane="lane0", lent_share=0.26)
-        opened.add(pages_open_to("lane0", {}, 1000, limits))
+        opened.add(LaneShares(limits).open_to("lane0", {}, 1000))
     assert opened == {593}
 
 
@@ -68,10 +74,10 @@ def test_an_owner_inside_its_guarantee_gets_it_unless_the_more_urgent_have_it(
     names = [lane.name for lane in limits.lanes]
     used_by_lane = dict(zip(names, used, strict=True))
     for index, name in enumerate(names):
-        opened = pages_open_to(name, used_by_lane, 100, limits)
-        owed = guaranteed_pages(name, 100, limits) - used_by_lane[name]
-        used_above = sum(max(used_by_lane[n], guaranteed_pages(n, 100, limits)) for n in names[:index])
-        used_below = sum(min(used_by_lane[n], guaranteed_pages(n, 100, limits)) for n in names[index + 1 :])
+        opened = LaneShares(limits).open_to(name, used_by_lane, 100)
+        owed = LaneShares(limits).guaranteed(100)[name] - used_by_lane[name]
+        used_above = sum(max(used_by_lane[n], LaneShares(limits).guaranteed(100)[n]) for n in names[:index])
+        used_below = sum(min(used_by_lane[n], LaneShares(limits).guaranteed(100)[n]) for n in names[index + 1 :])
         assert opened >= min(owed, 100 - used_above - used_below - used_by_lane[name])
         num_free = 100 - sum(used)
         assert opened <= max(num_free, owed, 0)

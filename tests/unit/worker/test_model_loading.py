@@ -12,7 +12,7 @@ import pytest
 from weir.model.cpu.core_share import FixedShare
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.core_budget import CoreBudget
-from weir.worker.engine.model_loading import core_share_of, start_in_thread
+from weir.worker.engine.model_loading import core_share_of, read_model_spec, start_in_thread
 
 
 def test_int8_workers_share_the_cores_of_the_machine_whatever_their_instance(tmp_path: Path) -> None:
@@ -45,6 +45,15 @@ def test_without_a_budget_file_a_worker_takes_an_equal_part_and_logs_it(
         share = core_share_of(WorkerConfig(runtime_dir=tmp_path, workers_on_machine=2), "int8")
     assert share.most == 4
     assert "no common budget of cores" in caplog.text
+
+
+def test_pages_that_a_worker_computes_exactly_have_a_digest_of_their_own() -> None:
+    plain, exact = (
+        read_model_spec(WorkerConfig(load="dummy", model_shape="tiny", device="interpreter", exact=exact))
+        for exact in (False, True)
+    )
+    assert plain.digest != exact.digest
+    assert plain.page_bytes == exact.page_bytes
 
 
 @pytest.mark.parametrize(
