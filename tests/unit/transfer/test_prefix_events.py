@@ -128,3 +128,16 @@ async def test_without_a_bus_the_arena_goes_on_and_stops_in_time() -> None:
     arena.seal([0])
     async with asyncio.timeout(1):
         await arena.events.stop()
+
+
+def test_whoever_listens_to_an_index_hears_of_each_change_and_of_nothing_else() -> None:
+    arena, heard = Arena(InMemoryHub()), []
+    arena.index.changes.listen(lambda: heard.append(len(heard)))
+    arena.seal(range(3))
+    assert len(heard) == 1
+    arena.index.find_prefix(PROMPT)
+    arena.index.changes.take()
+    assert len(heard) == 1
+    arena.evict(2)
+    arena.index.changes.forget()
+    assert len(heard) == 3
