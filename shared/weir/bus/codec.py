@@ -77,7 +77,7 @@ def check_version(headers: Mapping[str, str]) -> None:
         raise MalformedMessage(f"header {VERSION_HEADER}", f"{version[:32]!r}, this process speaks {WIRE_VERSION!r}")
 
 
-def _to_plain(value: object) -> object:
+def _to_plain(value: Any) -> object:
     if type(value) in _SCALARS:
         return value
     names = _field_names(type(value))

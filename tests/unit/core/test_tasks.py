@@ -38,7 +38,7 @@ async def test_tasks_that_have_ended_are_not_waited_for() -> None:
     await task
     ending = end_tasks([task])
     try:
-        ending.send(None)  # type: ignore[attr-defined]  # a coroutine's
+        ending.send(None)
     except StopIteration:
         return
     ending.close()  # type: ignore[attr-defined]
