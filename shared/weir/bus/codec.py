@@ -77,10 +77,11 @@ def check_version(headers: Mapping[str, str]) -> None:
         raise MalformedMessage(f"header {VERSION_HEADER}", f"{version[:32]!r}, this process speaks {WIRE_VERSION!r}")
 
 
-def _to_plain(value: Any) -> object:
-    if type(value) in _SCALARS:
+def _to_plain(value: object) -> object:
+    kind: Any = type(value)
+    if kind in _SCALARS:
         return value
-    names = _field_names(type(value))
+    names = _field_names(kind)
     if names is not None:
         return {name: _to_plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple):

@@ -41,5 +41,5 @@ async def test_tasks_that_have_ended_are_not_waited_for() -> None:
         ending.send(None)
     except StopIteration:
         return
-    ending.close()  # type: ignore[attr-defined]
+    ending.close()
     raise AssertionError("it waits")
