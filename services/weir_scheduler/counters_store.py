@@ -76,6 +76,7 @@ class CountersStore:
         """Unix time at which each tenant's buckets are full: the same for as long as nothing is taken."""
         self._revisions: dict[str, int] = {}
         """Of each key as this process knows it."""
+        self._kept_bucket: KvBucket | None = None
         self._is_replaced = False
         self._num_failures = 0
         self._num_malformed = 0
@@ -166,7 +167,10 @@ class CountersStore:
             self._revisions[key] = await bucket.update(key, payload, revision=entry.revision if entry else 0)
 
     async def _bucket(self) -> KvBucket:
-        return await self._bus.bucket(self._subjects.counters_bucket, durable=True)
+        """Asked for once, which costs a server more than a write: one that has lost it makes it anew at the next."""
+        if self._kept_bucket is None:
+            self._kept_bucket = await self._bus.bucket(self._subjects.counters_bucket, durable=True)
+        return self._kept_bucket
 
 
 def _epoch_of(key: str, entry: KvEntry | None) -> int:

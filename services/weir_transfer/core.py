@@ -52,8 +52,10 @@ class ArenaCore:
         countdowns: Countdowns,
         settings: ArenaSettings,
         on_settled: Callable[[], None],
+        on_lease_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_settled` is called when a `match` that had to wait may find more now."""
+        """`on_settled` is called when a `match` that had to wait may find more now, `on_lease_end` when there is
+        something for `adopt_orphans` and `tick` to do."""
         self._page_bytes = segment.geometry.page_bytes
         self._model_digest = segment.model_digest
         self._mover = mover
@@ -68,6 +70,7 @@ class ArenaCore:
         self._adopters = Adopters(self._leases, self._table)
         self._are_orphans_wanted = True
         self._pending = PendingPrefixes(on_settled)
+        self._on_lease_end = on_lease_end
         self._unclaimed_lease_ids: set[int] = set()
         """Leases of before a restart that have not claimed yet what they hold: until then nothing is evicted."""
         self._recover()
@@ -115,6 +118,7 @@ class ArenaCore:
         if self._keeper.try_orphan(lease_id):
             self._pending.give_up_all(lease_id)
             self._counters.orphaned_total += self._table.orphan(lease_id, self._block_table_of)
+            self._on_lease_end()
 
     def adopt_orphans(self) -> list[Announcement]:
         """Passes what workers that have ended left to living ones of their role, each sequence to the one that holds
@@ -142,6 +146,10 @@ class ArenaCore:
         to_fence = self._keeper.count_down()
         self._counters.fenced_total += len(to_fence)
         return to_fence
+
+    def choose_pause_s(self, shortest_s: float) -> float:
+        """How long after this tick the next one is to come; what ends a lease before cannot wait for it."""
+        return self._keeper.choose_pause_s(shortest_s)
 
     def acquire(self, lease_id: int, attachment: int, num_pages: int, num_slots: int) -> Acquired:
         """All or nothing. Raises Overloaded or StaleAttachment."""

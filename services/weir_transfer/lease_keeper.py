@@ -19,14 +19,15 @@ _FULL_RETRY_AFTER_S = 1.0
 class Countdowns:
     """How long each lease has been silent.
 
-    Silence counts only while the service itself listens: time in which it did not run is nobody's fault. So
-    `tick` must be called every `tick_s`, and what it comes late is taken off every silence.
+    Silence counts only while the service itself listens: time in which it did not run is nobody's fault. So what a tick
+    comes later than it was expected is taken off every silence.
     """
 
     def __init__(self, clock: Clock, tick_s: float) -> None:
+        """`tick_s`: from one tick to the next, unless `expect_tick` says otherwise; and how late one may be."""
         self._clock = clock
         self._tick_s = tick_s
-        self._last_tick_s = clock.now_s()
+        self._expected_at_s = clock.now_s() + tick_s
         self._heard_at_s: dict[int, float] = {}
 
     def restart(self, lease_id: int) -> None:
@@ -42,10 +43,14 @@ class Countdowns:
 
     def tick(self) -> None:
         now_s = self._clock.now_s()
-        late_s = max(0.0, now_s - self._last_tick_s - 2 * self._tick_s)
-        self._last_tick_s = now_s
+        late_s = max(0.0, now_s - self._expected_at_s - self._tick_s)
+        self._expected_at_s = now_s + self._tick_s
         for lease_id, heard_at_s in self._heard_at_s.items():
             self._heard_at_s[lease_id] = min(now_s, heard_at_s + late_s)
+
+    def expect_tick(self, within_s: float) -> None:
+        """The next one comes so long after the last one."""
+        self._expected_at_s += within_s - self._tick_s
 
 
 class LeaseKeeper:
@@ -147,6 +152,14 @@ class LeaseKeeper:
         ]
         self._asked_to_fence.update(to_fence)
         return to_fence
+
+    def choose_pause_s(self, shortest_s: float) -> float:
+        """Until the next tick: `shortest_s` while a lease is about to end or has ended, a third of what makes a worker
+        suspect while all are well. Then one that falls silent is suspected that much late, and killed in time."""
+        are_well = all(lease.state == LeaseState.ACTIVE for lease in self._table.all())
+        pause_s = max(shortest_s, self._settings.suspect_after_s / 3) if are_well else shortest_s
+        self._countdowns.expect_tick(pause_s)
+        return pause_s
 
     def find_receiver(self, worker_id: str) -> int:
         """The lease of a worker that is there now. Raises ReceiverSilent or ReceiverGone."""

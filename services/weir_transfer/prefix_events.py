@@ -4,6 +4,7 @@ Hints alone: without a bus nothing is published, nothing waits, and prompts are 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
@@ -53,6 +54,8 @@ class PrefixEventPublisher:
         self._published_at_s = clock.now_s()
         self._num_published = 0
         self._num_failures = 0
+        self._has_changed = asyncio.Event()
+        index.changes.listen(self._has_changed.set)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -90,6 +93,14 @@ class PrefixEventPublisher:
                 await asyncio.sleep(_RECONNECT_S)
             else:
                 await asyncio.sleep(_PERIOD_S)
+                await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        """Or until something has to be said anyway."""
+        left_s = self._published_at_s + _MAX_SILENCE_S - self._clock.now_s()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, left_s)):
+                await self._has_changed.wait()
 
     async def _connected_bus(self) -> Bus:
         if self._bus is None:
@@ -110,6 +121,7 @@ class PrefixEventPublisher:
     async def _publish(self, bus: Bus, *, is_asked: bool = False) -> None:
         """Whatever becomes of the message, its number is used: the next one shows the gap."""
         now_s = self._clock.now_s()
+        self._has_changed.clear()
         changes = self._index.changes.take()
         if not (changes is None or changes or is_asked or now_s - self._published_at_s >= _MAX_SILENCE_S):
             return

@@ -43,7 +43,9 @@ class TransferService:
         self._request_shutdown = request_shutdown
         mover, settled = SharedMemoryMover(arena.segment.geometry.num_pages), ChangeSignal()
         countdowns = Countdowns(SystemClock(), _TICK_S)
-        self._core = ArenaCore(arena.segment, mover, countdowns, settings, settled.notify)
+        self._is_tick_due = asyncio.Event()
+        """Before its time."""
+        self._core = ArenaCore(arena.segment, mover, countdowns, settings, settled.notify, self._is_tick_due.set)
         self._fence = Fence(open_process, self._on_exit)
         self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer)
         self._publisher = (
@@ -76,6 +78,7 @@ class TransferService:
         """Waits for the workers to leave: those who end work in an orderly way need the arena while they do."""
         self._nobody_left.clear()  # the next tick sees how it is now
         self._core.give_up_orphans()
+        self._is_tick_due.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._nobody_left.wait(), deadline_s)
 
@@ -122,7 +125,10 @@ class TransferService:
                 self._nobody_left.set()
                 if self._memory_server is not None and not self._memory_server.has_memory:
                     self._request_shutdown("the last worker that had the memory of this arena's pages is gone")
-            await asyncio.sleep(_TICK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._core.choose_pause_s(_TICK_S)):
+                    await self._is_tick_due.wait()
+            self._is_tick_due.clear()
 
     def _on_tick_end(self, ticking: "asyncio.Task[None]") -> None:
         if not ticking.cancelled():

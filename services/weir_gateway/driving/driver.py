@@ -273,12 +273,8 @@ class Driver:
         prefill.subscribe(state.request_id, state)
         decode = self._connections.connect(WorkerEndpoint(placement.decode_worker_id, placement.decode_address))
         decode.subscribe(state.request_id, state)
-        connecting = asyncio.create_task(_wait_connected(prefill, decode))
-        try:
-            either: list[asyncio.Future[Any]] = [connecting, state.interrupted]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await end_tasks([connecting])
+        if not (prefill.is_connected and decode.is_connected):
+            await _wait_connected(state, prefill, decode)
         if state.interrupted.done():
             return
         command = state.start()
@@ -342,6 +338,11 @@ def _fail_internally(state: RequestState, error: Exception) -> None:
     state.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
 
-async def _wait_connected(*connections: WorkerConnection) -> None:
-    for connection in connections:
-        await connection.wait_connected()
+async def _wait_connected(state: RequestState, *connections: WorkerConnection) -> None:
+    """Or until it is interrupted, since one of them cannot be reached."""
+    connecting = asyncio.gather(*(connection.wait_connected() for connection in connections))
+    try:
+        either: list[asyncio.Future[Any]] = [connecting, state.interrupted]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        connecting.cancel()

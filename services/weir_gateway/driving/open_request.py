@@ -38,6 +38,8 @@ class OpenRequest:
         self._are_admitted = False
         """Whether each is queued, or has ended with what there was: once so, always so."""
         self._error: WeirError | None = None
+        self._is_sent = False
+        """Whether something was."""
         self.ended: asyncio.Future[RequestEnd] = asyncio.get_running_loop().create_future()
         """All have ended: the first error's ending, or that of choice 0."""
         for state in self.states:
@@ -88,7 +90,9 @@ class OpenRequest:
 
     def mark_sent(self) -> None:
         """To be called when a delta was sent to the client: the first one is in the trace."""
-        self._span.first_chunk(self._clock.now_s())
+        if not self._is_sent:
+            self._is_sent = True
+            self._span.first_chunk(self._clock.now_s())
 
     def cancel(self, message: str) -> None:
         for state in self.states:

@@ -157,9 +157,12 @@ class SchedulerPort:
             self._counts["ends_unconfirmed_total"] += 1
 
     async def prefilled(self, state: RequestState, context: Context) -> None:
-        """A hint, sent once."""
+        """A hint, sent once, to which an answer would say nothing."""
         message = Prefilled(state.request_id, self._gateway_id, state.dispatch)
-        await self._try_ask(self._subjects.prefilled, message, Ack, context, self._clock.now_s())
+        try:
+            await self._endpoint.publish(self._subjects.prefilled, message, context=context)
+        except BusError as error:
+            logger.debug("%s: %s", self._subjects.prefilled, error)
 
     async def report(self, states: Iterable[RequestState]) -> list[HeldRequest]:
         """Sends once what the gateway holds; returns those of it that the scheduler refuses to take back."""

@@ -5,10 +5,9 @@ import contextlib
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -22,6 +21,7 @@ from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.openai_render import (
@@ -73,16 +73,16 @@ class HttpFrontend:
         self._bodies = bodies
         self.num_internal_errors = 0
 
-    def make_app(self) -> Starlette:
+    def make_app(self) -> HttpApp:
         routes = [
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
             Route("/v1/models", self._guarded(self._models), methods=["GET"]),
-            Route("/health", self._health, methods=["GET"]),
+            Route("/health", Endpoint(self._health), methods=["GET"]),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _on_http_exception})
+        return HttpApp(routes, _on_http_exception)
 
-    def _guarded(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, handler: _Handler) -> Endpoint:
         """Gives the request its id, and makes answers of errors."""
 
         async def handle(request: Request) -> Response:
@@ -103,7 +103,7 @@ class HttpFrontend:
             response.headers[_REQUEST_ID_HEADER] = correlation_id
             return response
 
-        return handle
+        return Endpoint(handle)
 
     def _identify(self, request: Request) -> Caller:
         """Raises Unauthenticated."""
@@ -260,7 +260,7 @@ class EventStream(Response):
             async with asyncio.timeout(None) as giving_up, _watched(receive, self._leave):
                 watch = SendWatch(self._send_timeout_s, lambda: giving_up.reschedule(loop.time()))
                 with contextlib.closing(watch):
-                    await self._send_all(send, watch)
+                    await _in_own_task(self._send_all(send, watch))
         except TimeoutError:
             # Returning before the body's end makes the server close the connection.
             logger.warning("a client has not read its stream for %g s and is given up", self._send_timeout_s)
@@ -280,13 +280,22 @@ class EventStream(Response):
         watch.end()
 
 
+async def _in_own_task(work: Coroutine[Any, Any, None]) -> None:
+    """What wakes up for each token resumes its own few frames, and not those of all who called it."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    finally:
+        await end_tasks([task])
+    task.result()
+
+
 def _plain_error(message: str, kind: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+def _on_http_exception(request: Request, error: HTTPException) -> Response:
     """No such path or method."""
-    assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     return JSONResponse(_plain_error(message, kind), error.status_code, headers=error.headers)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from weir.core.errors import Unavailable
 from weir_gateway.frontends.http_connections import ConnectionBook
@@ -77,7 +77,7 @@ class HttpServer:
     `on_failure` is called with the reason when it ends before `stop`: then nobody answers at the port any more.
     """
 
-    def __init__(self, app: Starlette, settings: HttpSettings, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, settings: HttpSettings, on_failure: Callable[[str], None]) -> None:
         self._host = settings.host
         self._on_failure = on_failure
         self._book = ConnectionBook(settings.max_connections, settings.max_idle_connections)

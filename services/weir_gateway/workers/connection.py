@@ -261,19 +261,20 @@ class WorkerConnection:
         raise _BrokenStream(f"{self._queue.qsize()} commands wait, and the worker reads none")
 
     def _on_update(self, update: worker_pb2.SequenceUpdate) -> None:
-        is_confirmed = self._cancels.try_confirm(update)
-        subscriber = self._subscribers.get(update.request_id)
+        is_confirmed = len(self._cancels) > 0 and self._cancels.try_confirm(update)
+        request_id = update.request_id
+        subscriber = self._subscribers.get(request_id)
         if subscriber is not None:  # perhaps of a newer dispatch than what was cancelled
             subscriber.on_update(self.worker_id, update)
             return
         if is_confirmed:
             return
-        if update.request_id not in self._ended:
+        if request_id not in self._ended:
             self._counts["unexpected_updates_total"] += 1
         is_running = bool(update.token_ids) and not update.finish_reason and not update.HasField("error")
         attempt = attempt_from_pb(update.attempt)
-        if is_running and self._is_unwanted(update.request_id, attempt):
-            self.cancel(update.request_id, attempt)
+        if is_running and self._is_unwanted(request_id, attempt):
+            self.cancel(request_id, attempt)
 
     def _is_unwanted(self, request_id: str, attempt: Attempt) -> bool:
         now_s = self._clock.now_s()

@@ -78,13 +78,23 @@ def check_version(headers: Mapping[str, str]) -> None:
 
 
 def _to_plain(value: object) -> object:
-    if is_dataclass(value):
-        return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
+    kind: Any = type(value)
+    if kind in _SCALARS:
+        return value
+    names = _field_names(kind)
+    if names is not None:
+        return {name: _to_plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
         return [_to_plain(item) for item in value]
     if isinstance(value, Enum):
         return value.value
     return value
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Of a message; None for all else."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 
 @cache

@@ -89,11 +89,13 @@ class BusEndpoint:
                 self._count_malformed(subject, error)
                 raise MalformedReply(f"answer on {subject}: {error}") from error
 
-    async def publish(self, subject: str, message: "DataclassInstance") -> None:
-        """Sent once, to whoever listens; nobody answers. Raises BusError."""
+    async def publish(self, subject: str, message: "DataclassInstance", *, context: Context | None = None) -> None:
+        """Sent once, to whoever listens; nobody answers. `context` is the trace that it belongs to, by default none.
+        Raises BusError."""
+        headers = version_headers()
         self._counts["sent"] += 1
-        with self._count_failure("send_failures"):
-            await self._bus.publish(subject, encode(message), version_headers())
+        with self._count_failure("send_failures"), self._send_span(subject, headers, context or Context()):
+            await self._bus.publish(subject, encode(message), headers)
 
     async def close(self) -> None:
         """Ends the subscriptions; the bus stays open."""

@@ -13,9 +13,12 @@ async def end_tasks(tasks: Iterable["asyncio.Task[Any]"]) -> None:
     Asks again, since until Python 3.12 `asyncio.wait_for`, which the NATS client uses, swallows a cancellation that
     comes together with the result that it waits for.
     """
-    pending = set(tasks)
+    all_tasks = set(tasks)
+    pending = {task for task in all_tasks if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
-        done, pending = await asyncio.wait(pending, timeout=_ASK_AGAIN_S)
-        await asyncio.gather(*done, return_exceptions=True)
+        _, pending = await asyncio.wait(pending, timeout=_ASK_AGAIN_S)
+    for task in all_tasks:
+        if not task.cancelled():
+            task.exception()  # else it is logged as one that nobody has looked at

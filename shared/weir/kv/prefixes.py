@@ -11,7 +11,7 @@ the index and who pins what are derived, after a restart from block tables and f
 
 import hashlib
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,11 @@ class PrefixChanges:
         self._added: set[bytes] = set()
         self._evicted: set[bytes] = set()
         self._is_complete = True
+        self._on_change: Callable[[], None] = lambda: None
+
+    def listen(self, on_change: Callable[[], None]) -> None:
+        """`on_change`, which costs little, is called at each change from now on."""
+        self._on_change = on_change
 
     def add(self, hashes: Collection[bytes]) -> None:
         """They were not in the index before."""
@@ -83,6 +88,7 @@ class PrefixChanges:
         self._evicted -= returned
         self._added.update(hashes if not returned else set(hashes) - returned)
         self._check_bound()
+        self._on_change()
 
     def evict(self, hashes: Collection[bytes]) -> None:
         """They were in the index before."""
@@ -90,10 +96,12 @@ class PrefixChanges:
         self._added -= untaken
         self._evicted.update(hashes if not untaken else set(hashes) - untaken)
         self._check_bound()
+        self._on_change()
 
     def forget(self) -> None:
         """The index was rebuilt or has changed too much: the next `take` returns None."""
         self._added, self._evicted, self._is_complete = set(), set(), False
+        self._on_change()
 
     def take(self) -> Changes | None:
         """Everything since the last call. None: that is not known any more, look at the whole index."""

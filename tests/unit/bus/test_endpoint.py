@@ -1,5 +1,6 @@
 """Typed messages over the in-memory bus: counting, malformed ones, traces."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -123,6 +124,29 @@ async def test_a_trace_goes_on_through_the_bus_into_what_the_handler_does(peers:
     assert process.attributes is not None
     assert process.attributes["messaging.system"] == "nats"
     assert process.attributes["messaging.destination.name"] == SUBJECT
+
+
+async def test_what_is_published_for_a_request_belongs_to_its_trace(peers: Peers) -> None:
+    heard: list[str] = []
+
+    async def note(cancel: Cancel) -> None:
+        heard.append(cancel.request_id)
+
+    await peers.serving.serve(SUBJECT, Cancel, note)
+    with peers.tracer.start_as_current_span("request") as request:
+        context = trace.set_span_in_context(request, Context())
+    await peers.asking.publish(SUBJECT, Cancel("abc", "g"), context=context)
+    async with asyncio.timeout(5):
+        while peers.num_spans < 3:  # noqa: ASYNC110 - nothing tells that it has come
+            await asyncio.sleep(0.001)
+    assert (heard, peers.asking.metrics()["bus_sent_total"]) == (["abc"], 1)
+    send = peers.span("send weir.{instance}.scheduler.cancel")
+    process = peers.span("process weir.{instance}.scheduler.cancel")
+    assert send.parent is not None
+    assert send.context is not None
+    assert process.parent is not None
+    assert send.parent.span_id == request.get_span_context().span_id
+    assert process.parent.span_id == send.context.span_id
 
 
 async def test_a_message_outside_of_any_trace_makes_no_span(peers: Peers) -> None:

@@ -31,3 +31,15 @@ async def test_whatever_the_tasks_raised_is_collected() -> None:
     await end_tasks([task, asyncio.create_task(asyncio.sleep(60))])
     await end_tasks([])
     assert isinstance(task.exception(), RuntimeError)
+
+
+async def test_tasks_that_have_ended_are_not_waited_for() -> None:
+    task = asyncio.create_task(asyncio.sleep(0))
+    await task
+    ending = end_tasks([task])
+    try:
+        ending.send(None)
+    except StopIteration:
+        return
+    ending.close()
+    raise AssertionError("it waits")

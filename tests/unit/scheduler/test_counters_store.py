@@ -5,7 +5,7 @@ from tests.unit.scheduler.rig import make_submit
 from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
 from weir.bus.codec import decode, encode
-from weir.bus.in_memory import InMemoryHub
+from weir.bus.in_memory import InMemoryBucket, InMemoryBus, InMemoryHub
 from weir.core.clock import ManualClock
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits, TenantLimits
@@ -180,3 +180,27 @@ async def test_quotas_are_saved_when_something_was_taken_and_not_while_they_fill
     await restarts.restart(0)
     assert restarts.core.quota_debts() == {}
     await restarts.bus.close()
+
+
+async def test_the_bucket_is_asked_for_once_however_often_counters_are_saved() -> None:
+    bus, asked = _CountingBus(InMemoryHub()), SUBJECTS.counters_bucket
+    core = make_core()
+    store = CountersStore(bus, SUBJECTS, core)
+    await store.restore()
+    for value in (1.0, 2.0, 3.0):
+        core.restore_tenant_counters({("m", "batch"): {"a": value}})
+        await store.save()
+    assert bus.buckets == [asked]
+    await bus.close()
+
+
+class _CountingBus(InMemoryBus):
+    def __init__(self, hub: InMemoryHub) -> None:
+        super().__init__(hub)
+        self.buckets: list[str] = []
+
+    async def bucket(
+        self, name: str, *, ttl_s: float | None = None, durable: bool = False, max_bytes: int | None = None
+    ) -> InMemoryBucket:
+        self.buckets.append(name)
+        return await super().bucket(name, ttl_s=ttl_s, durable=durable, max_bytes=max_bytes)

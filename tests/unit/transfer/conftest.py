@@ -36,11 +36,16 @@ class World:
     def restart(self) -> None:
         mover = SharedMemoryMover(self.segment.geometry.num_pages)
         countdowns = Countdowns(self.clock, TICK_S)
-        self.num_notifications = 0
-        self.core = ArenaCore(self.segment, mover, countdowns, self.settings, self._on_settled)
+        self.num_notifications = self.num_lease_ends = 0
+        self.core = ArenaCore(
+            self.segment, mover, countdowns, self.settings, self._on_settled, on_lease_end=self._on_lease_end
+        )
 
     def _on_settled(self) -> None:
         self.num_notifications += 1
+
+    def _on_lease_end(self) -> None:
+        self.num_lease_ends += 1
 
     def registration(self, worker_id: str, lease_id: int = 0, claims: Claims | None = None) -> LeaseRegistration:
         process = ProcessIdentity(pid=sum(worker_id.encode()), start_ticks=77)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.transfer.conftest import World
+from tests.unit.transfer.conftest import TICK_S, World
 
 from weir.core.errors import Overloaded
 from weir.core.life import Attempt, FinishReason
@@ -268,3 +268,38 @@ def test_a_full_lease_table_is_an_overload(world: World) -> None:
         world.core.attach(world.registration(f"w{number}"))
     with pytest.raises(Overloaded, match="lease table is full"):
         world.core.attach(world.registration("one more"))
+
+
+def test_ticks_are_rare_while_all_are_well_and_close_once_one_is_silent(world: World) -> None:
+    attachment = world.core.attach(world.registration("w"))
+    world.core.tick()
+    assert world.core.choose_pause_s(TICK_S) == pytest.approx(0.2)  # a third of what makes it suspect
+    world.core.break_stream(attachment.lease_id, attachment.number)
+    assert world.core.choose_pause_s(TICK_S) == TICK_S
+
+
+def test_a_silent_worker_is_killed_in_time_whatever_the_pauses(world: World) -> None:
+    attachment = world.core.attach(world.registration("w"))
+    began_s, to_fence = world.clock.now_s(), world.core.tick()
+    while not to_fence:
+        world.clock.advance(world.core.choose_pause_s(TICK_S))
+        to_fence = world.core.tick()
+    assert to_fence == [attachment.lease_id]
+    assert world.clock.now_s() - began_s == pytest.approx(2.0, abs=2 * TICK_S)
+
+
+def test_what_a_tick_comes_later_than_expected_is_nobodys_silence(world: World) -> None:
+    attachment = world.core.attach(world.registration("w"))
+    world.core.tick()
+    pause_s = world.core.choose_pause_s(TICK_S)
+    world.clock.advance(pause_s + TICK_S + 5.0)  # so late the service itself was
+    assert world.core.tick() == []
+    assert _state(world, attachment.lease_id) == LeaseState.ACTIVE
+
+
+def test_the_end_of_a_lease_is_told_once_since_no_tick_may_come_soon(world: World) -> None:
+    attachment = world.core.attach(world.registration("w"))
+    assert world.num_lease_ends == 0
+    world.core.detach(attachment.lease_id, attachment.number)
+    world.core.end_lease(attachment.lease_id)
+    assert world.num_lease_ends == 1

@@ -12,7 +12,7 @@ from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import AskPrefixes, PrefixChanged, PrefixSnapshot
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
-from weir.core.clock import SystemClock
+from weir.core.clock import Clock, ManualClock, SystemClock
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.layout import NO_LEASE, PAGE_DTYPE, PageState
 from weir.kv.prefixes import PrefixIndex, page_hashes, prefix_seed
@@ -50,14 +50,21 @@ class Listener:
         self.view.change(message, 0.0)
 
 
+class _RewindableClock(ManualClock):
+    def rewind(self, seconds: float) -> None:
+        self._now_s -= seconds
+
+
 class Arena:
     """An index of ten pages, and its events."""
 
-    def __init__(self, hub: InMemoryHub) -> None:
+    def __init__(self, hub: InMemoryHub, clock: Clock | None = None) -> None:
         self.hub = hub
         self.index = PrefixIndex(np.zeros(10, PAGE_DTYPE))
         self.is_reachable = True
-        self.events = PrefixEventPublisher(self.connect, SUBJECTS, "arena", 1, self.index, TRACER, SystemClock())
+        self.events = PrefixEventPublisher(
+            self.connect, SUBJECTS, "arena", 1, self.index, TRACER, clock or SystemClock()
+        )
 
     async def connect(self) -> Bus:
         if not self.is_reachable:
@@ -128,3 +135,29 @@ async def test_without_a_bus_the_arena_goes_on_and_stops_in_time() -> None:
     arena.seal([0])
     async with asyncio.timeout(1):
         await arena.events.stop()
+
+
+async def test_a_change_is_published_though_nothing_else_has_to_be_said_for_long() -> None:
+    hub, clock = InMemoryHub(), _RewindableClock(10_000.0)
+    listener, arena = Listener(hub.connect()), Arena(hub, clock)
+    await listener.start()
+    arena.seal([0])
+    arena.events.start()
+    await until(lambda: listener.num_cached_pages() == 1)
+    clock.rewind(9_000.0)  # the next word of an index that rests is 9,001 s away
+    arena.seal([1, 2])
+    await until(lambda: listener.num_cached_pages() == 3)
+    await arena.events.stop()
+
+
+def test_whoever_listens_to_an_index_hears_of_each_change_and_of_nothing_else() -> None:
+    arena, heard = Arena(InMemoryHub()), []
+    arena.index.changes.listen(lambda: heard.append(len(heard)))
+    arena.seal(range(3))
+    assert len(heard) == 1
+    arena.index.find_prefix(PROMPT)
+    arena.index.changes.take()
+    assert len(heard) == 1
+    arena.evict(2)
+    arena.index.changes.forget()
+    assert len(heard) == 3

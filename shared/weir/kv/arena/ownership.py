@@ -125,8 +125,11 @@ class OwnershipTable:
         A worker that claims sealed pages pins them by that.
         """
         ids = _valid_ids("page", page_ids, len(self.page_rows))
-        different, counts = np.unique(ids, return_counts=True)
         rows = self.page_rows
+        are_own = bool(((rows["owner"][ids] == lease_id) & (rows["state"][ids] == PageState.LEASED)).all())
+        if are_own and _are_different(ids):
+            return  # as mostly; what follows takes three times as long
+        different, counts = np.unique(ids, return_counts=True)
         is_own = (rows["owner"][different] == lease_id) & (rows["state"][different] == PageState.LEASED)
         is_sealed = self.prefixes.is_sealed(different)
         allowed = np.where(is_own, 1, self.prefixes.pins_of(lease_id)[different])
@@ -143,7 +146,7 @@ class OwnershipTable:
         foreign = ids[(self.slot_rows["owner"][ids] != lease_id) | (self.slot_rows["state"][ids] != SlotState.LEASED)]
         if foreign.size:
             raise NotOwned(f"lease {lease_id} does not own {foreign.size} of the slots, the first is {foreign[0]}")
-        if len(np.unique(ids)) < len(ids):
+        if not _are_different(ids):
             raise NotOwned(f"slot ids must be different, {len(ids) - len(np.unique(ids))} are repeated")
         return ids
 
@@ -300,6 +303,10 @@ def _note_move(row: NDArray[Any], move: Move, num_pages: int) -> None:
 
 def _as_ids(given: Collection[int] | PageIds) -> PageIds:
     return given if isinstance(given, np.ndarray) else np.fromiter(given, np.int64, len(given))
+
+
+def _are_different(ids: PageIds) -> bool:
+    return len(set(ids.tolist())) == ids.size
 
 
 def _valid_ids(kind: str, given: Collection[int] | PageIds, num_rows: int) -> PageIds:

@@ -7,7 +7,7 @@ U+FFFD for what is not UTF-8. That is what makes detokenizing one token at a tim
 import codecs
 import json
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -32,7 +32,8 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: "Tokenizer", skip_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._begun = b""
+        """Bytes of a character that is not complete."""
         self._strip_space = tokenizer.strips_leading_space
 
     def push(self, token_ids: Iterable[int]) -> str:
@@ -42,16 +43,34 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never completed. The next push starts a new text."""
         text = self._emit(b"", final=True)
-        self._utf8.reset()
         self._strip_space = self._tokenizer.strips_leading_space
         return text
 
     def _emit(self, data: bytes, final: bool) -> str:
-        text = self._utf8.decode(data, final)
+        if self._begun:
+            data = self._begun + data
+        text, num_decoded = codecs.utf_8_decode(data, "replace", final)
+        self._begun = data[num_decoded:]
         if self._strip_space and text:
             self._strip_space = False
             return text.removeprefix(" ")
         return text
+
+
+class _TokenBytes(dict[int, bytes]):
+    """What tokens stand for, by id; filled as ids come by, with at most one entry a token of the vocabulary."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes | None]) -> None:
+        """`bytes_of`: None for an id past the vocabulary, of which there are too many to keep."""
+        super().__init__()
+        self._bytes_of = bytes_of
+
+    def __missing__(self, token_id: int) -> bytes:
+        found = self._bytes_of(token_id)
+        if found is None:
+            return b""
+        self[token_id] = found
+        return found
 
 
 class Tokenizer:
@@ -60,8 +79,10 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, decoder: TokenDecoder, special_ids: frozenset[int]) -> None:
         self._backend = backend
         self._decoder = decoder
-        self._special_ids = special_ids
-        self._bytes_of: dict[int, bytes] = {}  # filled as ids come by; at most one entry a token of the vocabulary
+        self._all_bytes = _TokenBytes(self._find_bytes)
+        self._bytes_without_special = _TokenBytes(
+            lambda token_id: b"" if token_id in special_ids else self._find_bytes(token_id)
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -100,18 +121,16 @@ class Tokenizer:
 
     def decode_bytes(self, token_ids: Iterable[int], skip_special: bool) -> bytes:
         """The bytes of the tokens, one after the other."""
-        special = self._special_ids if skip_special else frozenset()
-        return b"".join(self.token_bytes(token_id) for token_id in token_ids if token_id not in special)
+        bytes_of = self._bytes_without_special if skip_special else self._all_bytes
+        return b"".join([bytes_of[token_id] for token_id in token_ids])
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for, special ones too; a token can be a part of a character."""
-        found = self._bytes_of.get(token_id)
-        if found is None:
-            token = self._backend.id_to_token(token_id)
-            if token is None:
-                return b""
-            found = self._bytes_of[token_id] = self._decoder.bytes_of(token)
-        return found
+        return self._all_bytes[token_id]
+
+    def _find_bytes(self, token_id: int) -> bytes | None:
+        token = self._backend.id_to_token(token_id)
+        return None if token is None else self._decoder.bytes_of(token)
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

@@ -1,0 +1,41 @@
+"""The HTTP application: Starlette's router, and what is asked of it without Starlette's middleware.
+
+    uvicorn ─> HttpApp ─> Router ─> Route ─> Endpoint ─> response ─> uvicorn's own `send`
+
+A `Starlette` puts three wrappers around `send`, which each message of each stream would pass.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Router
+from starlette.types import Receive, Scope, Send
+
+
+class Endpoint:
+    """Answers the requests of one route. An object, since Starlette wraps what is a function."""
+
+    def __init__(self, handle: Callable[[Request], Awaitable[Response]]) -> None:
+        """`handle` makes answers of its errors; what it raises is a defect, which the server logs and answers."""
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._handle(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+class HttpApp:
+    """Finds the endpoint of a request. `refuse` makes the answer where there is none, or none for its method."""
+
+    def __init__(self, routes: Sequence[BaseRoute], refuse: Callable[[Request, HTTPException], Response]) -> None:
+        self._router = Router(routes)
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # else the router answers by itself, in plain text
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            await self._refuse(Request(scope), error)(scope, receive, send)
