@@ -4,11 +4,12 @@ import numpy as np
 import numpy.typing as npt
 
 from weir.policy.predictors.features import PromptFeatures
-from weir.policy.predictors.token_table import TokenTable, make_token_table
+from weir.policy.predictors.token_table import ChatFrame, TokenTable, make_token_table
 from weir.training.ranking import RankingSettings
 from weir.training.samples import Samples
 
 PREFIX, SUFFIX = (1, 2), (3,)
+FRAME = ChatFrame(PREFIX, SUFFIX, before_answer=(0, 3), after_answer=(0, 1))
 TOKEN_BYTES = [
     b"<end>",
     b"<user>",
@@ -33,7 +34,7 @@ def token_bytes(token_id: int) -> bytes:
 
 def word_table(num_dims: int = 16, seed: int = 3) -> TokenTable:
     vectors = np.random.default_rng(seed).normal(size=(NUM_WORDS, num_dims)).astype(np.float32)
-    return make_token_table(vectors, token_bytes, PREFIX, SUFFIX)
+    return make_token_table(vectors, token_bytes, FRAME)
 
 
 def prompts_and_lengths(
