@@ -50,7 +50,7 @@ class PromptFeatures:
         table = self.table
         start, end = self._message_of(prompt)
         row[LENGTH_FEATURE] = math.log1p(end - start)
-        row[ANSWER_FEATURES] = _answer_features(earlier_answers(prompt, table.frame))
+        row[ANSWER_FEATURES] = answer_features(earlier_answers(prompt, table.frame))
         if end - start > 2 * _HALF_WINDOW:
             seen = [*prompt[start : start + _HALF_WINDOW], *prompt[end - _HALF_WINDOW : end]]
         else:
@@ -125,7 +125,8 @@ def _find(tokens: tuple[int, ...], wanted: tuple[int, ...], start: int) -> int |
         start = place + 1
 
 
-def _answer_features(lengths: Sequence[int]) -> tuple[float, float, float]:
+def answer_features(lengths: Sequence[int]) -> tuple[float, float, float]:
+    """Of earlier answers' lengths in tokens, the latest last; zeros where there is none."""
     if not lengths:
         return 0.0, 0.0, 0.0
     logarithms = [math.log1p(length) for length in lengths]
