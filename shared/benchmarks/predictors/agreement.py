@@ -44,7 +44,9 @@ def mean_of(agreements: Sequence[Agreement]) -> Agreement:
     )
 
 
-def agreement(scores: npt.NDArray[np.generic], truth: npt.NDArray[np.generic], groups: npt.NDArray[np.int64]) -> Agreement:
+def agreement(
+    scores: npt.NDArray[np.generic], truth: npt.NDArray[np.generic], groups: npt.NDArray[np.int64]
+) -> Agreement:
     """Kendall's tau-b of `scores` with `truth`, all [samples]; `groups` says what belongs together."""
     of_scores, of_truth = _signs(scores), _signs(truth)
     pairs = [_without_each(matrix, groups) for matrix in (of_scores * of_truth, of_scores**2, of_truth**2)]

@@ -1,7 +1,7 @@
 """The built-in model's own hidden states, as features: of a prompt's last token, of its mean, and along an answer.
 
-They are those of the int8 arithmetic that serves, which gives a row the same bits in whatever batch it is computed: what
-is read off here is what a worker has in memory when it computes the same token.
+They are those of the int8 arithmetic that serves, which gives a row the same bits in whatever batch it is computed:
+what is read off here is what a worker has in memory when it computes the same token.
 """
 
 import json
@@ -48,15 +48,16 @@ class TappedDecoder(CpuDecoder):
     """The decoder that serves, one layer a call, with the residual stream read in between."""
 
     def states_of(self, step_slice: StepSlice, pages: BrainFloats, layers: Sequence[int]) -> Floats:
-        """[layers, rows, hidden] after so many layers each. Writes keys and values as `compute` does."""
-        arrays, num_layers = step_slice.arrays, self._config.num_layers
+        """[layers, rows, hidden] after so many layers each, and no more of them than that. Writes keys and values as
+        `compute` does."""
+        arrays = step_slice.arrays
         extent = self._workspace.plan_attention(arrays)
         found: list[Floats] = []
-        for layer in range(num_layers):
+        for layer in range(max(layers)):
             self._call(arrays, pages, extent._replace(first_layer=layer, last_layer=layer + 1, last_stage=NUM_STAGES))
             if layer + 1 in layers:
                 found.append(self._workspace.buffers.hidden[: step_slice.num_rows].copy())
-        if num_layers in layers:
+        if self._config.num_layers in layers:
             found[-1] = self._normed(found[-1])
         return np.stack(found)
 
@@ -110,6 +111,11 @@ class StateTable:
     index: npt.NDArray[np.int64]
     seed: npt.NDArray[np.int64]
     num_output_tokens: npt.NDArray[np.int64]
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether states were read along answers, and not of prompts alone."""
+        return bool(np.isfinite(self.last[:, 1:]).any())
 
     def save(self, path: Path) -> None:
         """Raises OSError."""
@@ -172,6 +178,6 @@ def read_token_ids(path: Path) -> list[Answer]:
     for line in path.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         ids = tuple(entry["token_ids"])
-        numbers = (entry["index"], entry["seed"], entry.get("num_prompt_tokens", 0), len(ids))
+        numbers = (entry["index"], entry["seed"], entry["num_prompt_tokens"], len(ids))
         answers.append(Answer(entry["data_set"], *numbers, entry["is_cut"], ids))
     return sorted(answers, key=lambda answer: (answer.data_set, answer.seed, answer.index))

@@ -34,8 +34,8 @@ class ProbeSettings:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """`scores` [samples]: predicted log lengths, comparable within a fold and nearly so between them; `chosen`: view and
-    penalty of each fold."""
+    """`scores` [samples]: predicted log lengths, comparable within a fold and nearly so between them; `chosen`: view
+    and penalty of each fold."""
 
     scores: Doubles
     chosen: tuple[tuple[str, float], ...]

@@ -118,6 +118,7 @@ def measure_ages(
     survived   the same features, but trained at this age on what is left of the answers that got so far
     first      the prompt's own last state, trained at this age
     now        the state of the last token at this age
+    both       the two states side by side
     """
     settings = settings or ProbeSettings()
     today = features[states.index]
@@ -133,13 +134,13 @@ def measure_ages(
                 "survived": {"today": (signs[rows], embeddings[rows])},
                 "first": views_of("first", states.last[rows, 0]),
                 "now": views_of("now", states.last[rows, number]),
+                "both": _side_by_side(states.last[rows, 0], states.last[rows, number]),
             }
-            held_out = {
-                arm: ridge_held_out(views, left, groups, seed, settings).scores for arm, views in arms.items()
+            held_out = {arm: ridge_held_out(views, left, groups, seed, settings).scores for arm, views in arms.items()}
+            by_age[age] = {arm: _spread_out(scores, rows, len(states.index)) for arm, scores in held_out.items()} | {
+                "start": np.log(np.maximum(1.0, np.exp(whole.scores) - age)),
+                "age": np.full(len(states.index), age),
             }
-            by_age[age] = {
-                arm: _spread_out(scores, rows, len(states.index)) for arm, scores in held_out.items()
-            } | {"start": np.log(np.maximum(1.0, np.exp(whole.scores) - age)), "age": np.full(len(states.index), age)}
             for arm, scores in by_age[age].items():
                 if arm != "age":
                     here = scores if arm != "start" else whole.scores
@@ -156,6 +157,10 @@ def measure_ages(
     ]
 
 
+def _side_by_side(first: Floats, now: Floats) -> Views:
+    return {f"both, layer {layer}": (first[:, number], now[:, number]) for number, layer in enumerate(LAYERS)}
+
+
 def _mixed(
     states: StateTable, by_age: Mapping[int, Mapping[str, Doubles]], seed: int, found: dict[str, list[Agreement]]
 ) -> None:
@@ -165,7 +170,7 @@ def _mixed(
     places = (source.random(len(reached)) * reached).astype(np.int64)
     ages = np.array(AGES)[places]
     left = states.num_output_tokens - ages
-    for arm in ("start", "survived", "first", "now", "age"):
+    for arm in ("start", "survived", "first", "now", "both", "age"):
         scores = np.stack([by_age[age][arm] for age in AGES])[places, np.arange(len(places))]
         found.setdefault(arm, []).append(agreement(scores, left, states.index))
 

@@ -80,9 +80,7 @@ def linked(requests: Iterable[TracedRequest]) -> list[Turn]:
     return turns
 
 
-def _continued(
-    request: TracedRequest, ends: dict[int, tuple[TracedRequest, int]]
-) -> tuple[TracedRequest, int] | None:
+def _continued(request: TracedRequest, ends: dict[int, tuple[TracedRequest, int]]) -> tuple[TracedRequest, int] | None:
     """The latest turn that it continues: the one whose whole blocks are the longest beginning of its own."""
     for block in reversed(request.block_hashes):
         found = ends.get(block)

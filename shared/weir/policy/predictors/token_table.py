@@ -31,8 +31,8 @@ _LARGEST_NUMBER_DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """Tokens that a chat template writes: `prefix` and `suffix` around a conversation of one message, `before_answer` and
-    `after_answer` around each earlier answer in a longer one (both empty: not known)."""
+    """Tokens that a chat template writes: `prefix` and `suffix` around a conversation of one message, `before_answer`
+    and `after_answer` around each earlier answer in a longer one (both empty: not known)."""
 
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
