@@ -6,6 +6,7 @@ Three steps over one folder: the built-in model's answers with their tokens, its
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +89,7 @@ def states(work: Work, sets: Sets = "alpaca_eval") -> None:
             some = [answer for answer in found if answer.data_set == name] or kept_lengths(name)
             task = bar.add_task(name, total=len(some))
             first = len(table.frame.prefix)
-            read_states(reader, prompts, some, first, lambda task=task: bar.advance(task)).save(work / f"{name}.npz")
+            read_states(reader, prompts, some, first, partial(bar.advance, task)).save(work / f"{name}.npz")
 
 
 @app.command()

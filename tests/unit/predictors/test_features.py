@@ -1,13 +1,12 @@
 """What a predictor sees of a prompt."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.predictors.words import FRAME, NUM_WORDS, PREFIX, SUFFIX, token_bytes, word_table
+from tests.unit.predictors.words import FRAME, NUM_WORDS, PREFIX, SUFFIX, conversation, token_bytes, word_table
 
 from weir.policy.predictors.features import ANSWER_FEATURES, NUM_PLAIN, Floats, PromptFeatures, earlier_answers
 from weir.policy.predictors.token_table import SIGNS, ChatFrame, TokenTable, digest_of_tokens, make_token_table
@@ -61,12 +60,6 @@ def test_of_a_long_prompt_the_first_and_last_512_tokens_are_seen() -> None:
     row = features(*edges[0], *[40] * 5000, *edges[1])
     np.testing.assert_allclose(row[-TABLE.num_dims :], features(20, 21)[-TABLE.num_dims :], rtol=1e-4, atol=1e-6)
     assert row[0] == pytest.approx(math.log1p(6024))
-
-
-def conversation(*lengths: int) -> list[int]:
-    """Answers of these lengths, each to a question of two tokens, and a last question."""
-    answers = [[*FRAME.before_answer, *[40] * length, *FRAME.after_answer, 20, 21] for length in lengths]
-    return [*PREFIX, 20, 21, *itertools.chain.from_iterable(answers), *SUFFIX]
 
 
 def test_earlier_answers_of_a_conversation_are_counted_and_measured() -> None:

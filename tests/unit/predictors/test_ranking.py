@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.unit.predictors.words import prompts_and_lengths, samples_of, word_table
+from tests.unit.predictors.words import conversation, prompts_and_lengths, samples_of, word_table
 
 from weir.policy.predictors.features import PromptFeatures
 from weir.training.make import train_predictor
@@ -146,3 +146,15 @@ def test_a_smaller_table_gives_nearly_the_same_scores() -> None:
 def test_a_forest_can_be_trained_instead() -> None:
     samples = samples_of(TABLE, 200, noise=0.3)
     assert train_predictor(TABLE, samples, "m", "forest").info.held_out_tau > 0.2
+
+
+def test_a_predictor_trained_on_conversations_ranks_by_their_earlier_answers() -> None:
+    """Words say nothing here: each conversation has a length of its own that its answers vary around."""
+    source = np.random.default_rng(8)
+    usual = np.exp(source.normal(4, 0.8, 300))
+    answers = np.maximum(1, usual[:, None] * np.exp(0.2 * source.normal(size=(300, 3)))).astype(np.int64)
+    prompts = [conversation(first, second) for first, second, _ in answers.tolist()]
+    predictor = train_predictor(TABLE, Samples(PromptFeatures(TABLE).of(prompts), answers[:, 2]), "m", settings=QUICK)
+    assert predictor.info.held_out_tau > 0.6
+    short, long = predictor.predict([conversation(10, 12), conversation(300, 280)]).output_tokens
+    assert 3 * short < long

@@ -1,5 +1,7 @@
 """A vocabulary of words, and prompts whose answers' lengths follow from their words."""
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -47,6 +49,12 @@ def prompts_and_lengths(
     along = np.array([vectors[prompt].mean(axis=0)[0] for prompt in prompts])
     logs = 4 + along / along.std() + noise * source.normal(size=num)
     return [[*PREFIX, *prompt, *SUFFIX] for prompt in prompts], np.maximum(1, np.exp(logs)).astype(np.int64)
+
+
+def conversation(*lengths: int) -> list[int]:
+    """Answers of these lengths, each to a question of two tokens, and a last question."""
+    answers = [[*FRAME.before_answer, *[40] * length, *FRAME.after_answer, 20, 21] for length in lengths]
+    return [*PREFIX, 20, 21, *itertools.chain.from_iterable(answers), *SUFFIX]
 
 
 def samples_of(table: TokenTable, num: int, noise: float, seed: int = 0) -> Samples:
