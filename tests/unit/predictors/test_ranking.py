@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.unit.predictors.words import conversation, prompts_and_lengths, samples_of, word_table
 
-from weir.policy.predictors.features import PromptFeatures
+from weir.policy.predictors.features import ANSWER_FEATURES, PromptFeatures
 from weir.training.make import train_predictor
 from weir.training.ranking import (
     RankingSettings,
@@ -158,3 +158,12 @@ def test_a_predictor_trained_on_conversations_ranks_by_their_earlier_answers() -
     assert predictor.info.held_out_tau > 0.6
     short, long = predictor.predict([conversation(10, 12), conversation(300, 280)]).output_tokens
     assert 3 * short < long
+
+
+def test_a_feature_that_no_sample_had_changes_no_score() -> None:
+    """Nothing has trained its weights: here no sample was of a conversation, and the request is."""
+    samples = samples_of(TABLE, 200, noise=0.3)
+    ranker = train_ranker(samples, QUICK).ranker
+    asked = samples.features[:20].copy()
+    asked[:, ANSWER_FEATURES] = [math.log1p(9), math.log1p(900), math.log1p(400)]
+    np.testing.assert_allclose(ranker.score(asked), ranker.score(samples.features[:20]), rtol=0, atol=1e-5)
