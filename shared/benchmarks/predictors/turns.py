@@ -40,7 +40,7 @@ class TracedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TracedTurn:
     """One request: `conversation` is shared by all of its conversation, `earlier` the lengths of the answers before it,
     latest last; `num_new_tokens`: of its prompt, behind the last answer."""
 
@@ -57,22 +57,22 @@ def read_mooncake(path: Path) -> list[TracedRequest]:
     return [TracedRequest(row["input_length"], row["output_length"], tuple(row["hash_ids"])) for row in rows]
 
 
-def linked(requests: Iterable[TracedRequest]) -> list[Turn]:
+def linked(requests: Iterable[TracedRequest]) -> list[TracedTurn]:
     """One turn a request, in their order."""
-    turns: list[Turn] = []
+    turns: list[TracedTurn] = []
     known: set[int] = set()
     ends: dict[int, tuple[TracedRequest, int]] = {}  # last whole block -> the latest request that ended with it
     for number, request in enumerate(requests):
         before = _continued(request, ends)
         if before is None:
-            turns.append(Turn(number, request.num_prompt_tokens, request.num_output_tokens, ()))
+            turns.append(TracedTurn(number, request.num_prompt_tokens, request.num_output_tokens, ()))
         else:
             earlier, place = before
             turn = turns[place]
             num_known = earlier.num_prompt_tokens + earlier.num_output_tokens
             answers = (*turn.earlier, earlier.num_output_tokens)
             num_new = request.num_prompt_tokens - num_known
-            turns.append(Turn(turn.conversation, num_new, request.num_output_tokens, answers))
+            turns.append(TracedTurn(turn.conversation, num_new, request.num_output_tokens, answers))
         last = request.num_whole_blocks - 1
         if last + 1 >= _LEAST_BLOCKS and (request.block_hashes[last] not in known or before is not None):
             ends[request.block_hashes[last]] = (request, number)
@@ -110,7 +110,7 @@ class TurnsResult:
         return self.network.minus(self.without)
 
 
-def measure_turns(turns: Sequence[Turn], seed: int = 0, settings: RankingSettings | None = None) -> TurnsResult:
+def measure_turns(turns: Sequence[TracedTurn], seed: int = 0, settings: RankingSettings | None = None) -> TurnsResult:
     """Raises ValueError if no request continues another."""
     later = np.array([bool(turn.earlier) for turn in turns])
     if not later.any():
@@ -137,7 +137,7 @@ def measure_turns(turns: Sequence[Turn], seed: int = 0, settings: RankingSetting
     )
 
 
-def turn_features(turns: Sequence[Turn]) -> Floats:
+def turn_features(turns: Sequence[TracedTurn]) -> Floats:
     """[turns, 4]: log1p of the prompt's new tokens, then what `weir.policy.predictors.features` has of the answers."""
     rows = [(np.log1p(max(0, turn.num_new_tokens)), *answer_features(turn.earlier)) for turn in turns]
     return np.array(rows, np.float32)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.predictors.turns import BLOCK_TOKENS, TracedRequest, Turn, linked, measure_turns
+from benchmarks.predictors.turns import BLOCK_TOKENS, TracedRequest, TracedTurn, linked, measure_turns
 from weir.training.ranking import RankingSettings
 
 QUICK = RankingSettings(num_members=2, least_steps=200, num_epochs=6)
@@ -43,12 +43,12 @@ def test_prompts_of_less_than_two_blocks_link_nobody() -> None:
 
 def test_earlier_answers_are_found_to_tell_where_they_do() -> None:
     source = np.random.default_rng(1)
-    turns: list[Turn] = []
+    turns: list[TracedTurn] = []
     for conversation in range(120):
         length = int(np.exp(source.normal(5, 1)))
         answers = [max(1, int(length * np.exp(0.3 * source.normal()))) for _ in range(3)]
         for number, answer in enumerate(answers):
-            turns.append(Turn(conversation, int(source.integers(5, 500)), answer, tuple(answers[:number])))
+            turns.append(TracedTurn(conversation, int(source.integers(5, 500)), answer, tuple(answers[:number])))
     result = measure_turns(turns, settings=QUICK)
     assert (result.num_requests, result.num_later) == (360, 240)
     assert result.last_answer.value > 0.6
@@ -58,4 +58,4 @@ def test_earlier_answers_are_found_to_tell_where_they_do() -> None:
 
 def test_a_trace_without_conversations_is_refused() -> None:
     with pytest.raises(ValueError, match="no request continues another"):
-        measure_turns([Turn(number, 5, 5, ()) for number in itertools.islice(itertools.count(), 10)])
+        measure_turns([TracedTurn(number, 5, 5, ()) for number in itertools.islice(itertools.count(), 10)])

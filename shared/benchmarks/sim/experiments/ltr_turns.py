@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from benchmarks.predictors.measure import ScoredLength
 from benchmarks.predictors.probes import network_held_out
-from benchmarks.predictors.turns import Turn, linked, read_mooncake, turn_features
+from benchmarks.predictors.turns import TracedTurn, linked, read_mooncake, turn_features
 from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
 from benchmarks.sim.experiments._size_based import faster, figures
 from benchmarks.sim.experiments.ltr_trained import LtrArm, prediction_s, simulated, workload_from
@@ -36,20 +36,20 @@ _LATER = "later turns"
 
 
 @lru_cache(maxsize=4)
-def _turns(point: str) -> Sequence[Turn]:
+def _turns(point: str) -> Sequence[TracedTurn]:
     if point == _MADE_UP:
         return _made_up()
     return linked(read_mooncake(traces_folder(_MOONCAKE) / _MOONCAKE))
 
 
-def _made_up() -> Sequence[Turn]:
+def _made_up() -> Sequence[TracedTurn]:
     """150 conversations of three turns, each with a length of its own that its answers vary around."""
     source = np.random.default_rng(3)
-    turns: list[Turn] = []
+    turns: list[TracedTurn] = []
     for conversation in range(150):
         answers = np.maximum(1, np.exp(5 + 0.8 * source.normal() + 0.4 * source.normal(size=3))).astype(int).tolist()
         new_tokens = source.integers(10, 200, 3).tolist()
-        turns += [Turn(conversation, new_tokens[n], answers[n], tuple(answers[:n])) for n in range(3)]
+        turns += [TracedTurn(conversation, new_tokens[n], answers[n], tuple(answers[:n])) for n in range(3)]
     return turns
 
 
@@ -65,7 +65,7 @@ def _rows(point: str, has_answers: bool) -> Sequence[ScoredLength]:
     return [_row(turn, float(score)) for turn, score in zip(turns, scores, strict=True) if turn.earlier]
 
 
-def _row(turn: Turn, score: float) -> ScoredLength:
+def _row(turn: TracedTurn, score: float) -> ScoredLength:
     return ScoredLength(max(1, turn.num_new_tokens), max(1, turn.num_output_tokens), score, 0.0)
 
 
