@@ -42,6 +42,7 @@ class Answer:
     num_prompt_tokens: int
     num_output_tokens: int
     is_cut: bool
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,10 @@ def answer_with(
     def ended(index: int, record: JobRecord) -> None:
         question, num_prompt = questions[index], len(questions[index].prompt_token_ids)
         is_cut = record.token_ids[-1] not in stop_ids
-        on_answer(Answer(question.data_set, question.index, question.seed, num_prompt, len(record.token_ids), is_cut))
+        token_ids = tuple(record.token_ids)
+        on_answer(
+            Answer(question.data_set, question.index, question.seed, num_prompt, len(token_ids), is_cut, token_ids)
+        )
 
     num_pages = limits.max_num_seqs * pages_each
     run_alone(jobs, runner, batch, RunningSettings(), num_pages, WallTimeline(), ended)

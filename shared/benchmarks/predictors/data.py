@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.predictors.answers import Question
+from benchmarks.predictors.answers import Answer, Question
 from benchmarks.traces import traces_folder
 from weir.model.tokens.chat_template import ChatTemplate
 from weir.model.tokens.tokenizer import Tokenizer
@@ -22,6 +22,7 @@ from weir.model.tokens.tokenizer import Tokenizer
 _KEPT = Path(__file__).parent / "kept"
 KEPT_ANSWERS = _KEPT / "answers_smollm2-135m.json"
 KEPT_COSTS = _KEPT / "predictors.json"
+KEPT_PROBES = _KEPT / "probes.json"
 _ALPACA_MODELS = ("Mistral-7B-Instruct-v0.2", "Meta-Llama-3-8B-Instruct", "Qwen1.5-7B-Chat")
 ALPACA_FILES = tuple(f"alpaca_eval_dev_{model}.jsonl.gz" for model in _ALPACA_MODELS)
 _PROMPT_FILES = {
@@ -78,6 +79,16 @@ def own_sets(path: Path, prompter: Prompter) -> list[DataSet]:
         lengths, again = (np.array([side[str(index)] for index in indices], np.int64) for side in (first, second))
         sets.append(DataSet(f"{name}, {content['model']}", content["model"], prompts, lengths, again))
     return sets
+
+
+def kept_lengths(name: str) -> list[Answer]:
+    """The kept answers to one set's prompts, both seeds, without their tokens. Raises OSError, KeyError."""
+    by_seed = json.loads(KEPT_ANSWERS.read_text())["lengths"][name]
+    return [
+        Answer(name, int(index), int(seed), 0, length, False)
+        for seed, lengths in by_seed.items()
+        for index, length in lengths.items()
+    ]
 
 
 def prompt_texts(name: str) -> list[str]:

@@ -20,6 +20,8 @@ MIN_SAMPLES = 100
 LABEL_CEILING = 8192
 LABEL_BUCKET = 10
 """Tokens; lengths of one bucket count as equal."""
+_UNSEEN = 1e9
+"""The deviation of a feature that is the same in all samples."""
 
 
 def labels_of(num_output_tokens: torch.Tensor) -> torch.Tensor:
@@ -70,7 +72,8 @@ def train_ranker(samples: Samples, settings: RankingSettings | None = None) -> T
         raise ValueError(f"{len(samples)} samples; a ranking network needs {MIN_SAMPLES} at least")
     means = samples.features.mean(axis=0)
     deviations = samples.features.std(axis=0)
-    deviations = np.where(deviations > 1e-6, deviations, 1.0).astype(np.float32)
+    # what never varied has weights that nothing has trained: whatever it is later, it must count for nothing
+    deviations = np.where(deviations > 1e-6, deviations, _UNSEEN).astype(np.float32)
     inputs = torch.from_numpy(np.clip((samples.features - means) / deviations, -5, 5).astype(np.float32))
     lengths = torch.from_numpy(samples.num_output_tokens)
     member_of = np.random.default_rng(settings.seed).permutation(len(samples)) % settings.num_members

@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.predictors.words import NUM_WORDS, PREFIX, SUFFIX, token_bytes, word_table
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.predictors.words import FRAME, NUM_WORDS, PREFIX, SUFFIX, conversation, token_bytes, word_table
 
-from weir.policy.predictors.features import NUM_PLAIN, Floats, PromptFeatures
-from weir.policy.predictors.token_table import SIGNS, TokenTable, digest_of_tokens, make_token_table
+from weir.policy.predictors.features import ANSWER_FEATURES, NUM_PLAIN, Floats, PromptFeatures, earlier_answers
+from weir.policy.predictors.token_table import SIGNS, ChatFrame, TokenTable, digest_of_tokens, make_token_table
 
 TABLE = word_table()
 FEATURES = PromptFeatures(TABLE)
@@ -42,7 +44,7 @@ def test_signs_are_found_however_a_word_is_written() -> None:
 
 def test_digits_are_read_as_numbers_and_a_unit_makes_one_a_wanted_length() -> None:
     row = features(WRITE, FIVE, ZERO, ZERO, WORDS, 30, FIVE)
-    count, largest, asked = row[2:NUM_PLAIN]
+    count, largest, asked = row[2:5]
     assert count == pytest.approx(math.log1p(2))
     assert largest == asked == pytest.approx(math.log1p(500))
     assert features(FIVE, ZERO, 30, WORDS)[4] == 0, "the number is not right before the unit"
@@ -58,6 +60,36 @@ def test_of_a_long_prompt_the_first_and_last_512_tokens_are_seen() -> None:
     row = features(*edges[0], *[40] * 5000, *edges[1])
     np.testing.assert_allclose(row[-TABLE.num_dims :], features(20, 21)[-TABLE.num_dims :], rtol=1e-4, atol=1e-6)
     assert row[0] == pytest.approx(math.log1p(6024))
+
+
+def test_earlier_answers_of_a_conversation_are_counted_and_measured() -> None:
+    number, last, mean = features(*conversation(7, 30))[ANSWER_FEATURES]
+    assert (number, last) == (pytest.approx(math.log1p(2)), pytest.approx(math.log1p(30)))
+    assert mean == pytest.approx((math.log1p(7) + math.log1p(30)) / 2)
+    assert not features(*conversation())[ANSWER_FEATURES].any()
+
+
+def test_an_answer_without_its_end_or_its_beginning_is_not_counted() -> None:
+    assert earlier_answers([*FRAME.before_answer, 40, 40], FRAME) == []
+    assert earlier_answers([40, 40, *FRAME.after_answer, *SUFFIX], FRAME) == []
+    assert earlier_answers([FRAME.before_answer[0]] * 50, FRAME) == []
+
+
+def test_a_template_of_unknown_turns_has_no_earlier_answers() -> None:
+    assert earlier_answers(conversation(7), ChatFrame(PREFIX, SUFFIX)) == []
+
+
+@given(st.lists(st.integers(0, 1500), max_size=12))
+def test_earlier_answers_are_those_that_are_whole_in_the_last_4096_tokens(lengths: list[int]) -> None:
+    prompt = conversation(*lengths)
+    whole: list[int] = []
+    num_tokens = len(SUFFIX)
+    for length in reversed(lengths):
+        num_tokens += len(FRAME.before_answer) + length + len(FRAME.after_answer) + 2
+        if num_tokens > 4096:
+            break
+        whole.insert(0, length)
+    assert earlier_answers(prompt, FRAME) == whole
 
 
 def test_unknown_ids_and_empty_prompts_do_no_harm() -> None:

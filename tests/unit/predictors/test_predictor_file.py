@@ -92,7 +92,7 @@ def replaced(name: str, value: np.ndarray) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (with_header(version=9), "is 'weir-predictor' version 9; this is 'weir-predictor' version 1"),
+        (with_header(version=9), "is 'weir-predictor' version 9; this is 'weir-predictor' version 2"),
         (with_header(format="other"), "is 'other'"),
         (with_header(kind="oracle"), "is of kind 'oracle'; known are ranking, forest"),
         (with_header(num_training="many"), "is damaged"),

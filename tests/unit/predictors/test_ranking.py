@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.unit.predictors.words import prompts_and_lengths, samples_of, word_table
+from tests.unit.predictors.words import conversation, prompts_and_lengths, samples_of, word_table
 
-from weir.policy.predictors.features import PromptFeatures
+from weir.policy.predictors.features import ANSWER_FEATURES, PromptFeatures
 from weir.training.make import train_predictor
 from weir.training.ranking import (
     RankingSettings,
@@ -146,3 +146,24 @@ def test_a_smaller_table_gives_nearly_the_same_scores() -> None:
 def test_a_forest_can_be_trained_instead() -> None:
     samples = samples_of(TABLE, 200, noise=0.3)
     assert train_predictor(TABLE, samples, "m", "forest").info.held_out_tau > 0.2
+
+
+def test_a_predictor_trained_on_conversations_ranks_by_their_earlier_answers() -> None:
+    """Words say nothing here: each conversation has a length of its own that its answers vary around."""
+    source = np.random.default_rng(8)
+    usual = np.exp(source.normal(4, 0.8, 300))
+    answers = np.maximum(1, usual[:, None] * np.exp(0.2 * source.normal(size=(300, 3)))).astype(np.int64)
+    prompts = [conversation(first, second) for first, second, _ in answers.tolist()]
+    predictor = train_predictor(TABLE, Samples(PromptFeatures(TABLE).of(prompts), answers[:, 2]), "m", settings=QUICK)
+    assert predictor.info.held_out_tau > 0.6
+    short, long = predictor.predict([conversation(10, 12), conversation(300, 280)]).output_tokens
+    assert 3 * short < long
+
+
+def test_a_feature_that_no_sample_had_changes_no_score() -> None:
+    """Nothing has trained its weights: here no sample was of a conversation, and the request is."""
+    samples = samples_of(TABLE, 200, noise=0.3)
+    ranker = train_ranker(samples, QUICK).ranker
+    asked = samples.features[:20].copy()
+    asked[:, ANSWER_FEATURES] = [math.log1p(9), math.log1p(900), math.log1p(400)]
+    np.testing.assert_allclose(ranker.score(asked), ranker.score(samples.features[:20]), rtol=0, atol=1e-5)

@@ -1,14 +1,17 @@
 """A vocabulary of words, and prompts whose answers' lengths follow from their words."""
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
 from weir.policy.predictors.features import PromptFeatures
-from weir.policy.predictors.token_table import TokenTable, make_token_table
+from weir.policy.predictors.token_table import ChatFrame, TokenTable, make_token_table
 from weir.training.ranking import RankingSettings
 from weir.training.samples import Samples
 
 PREFIX, SUFFIX = (1, 2), (3,)
+FRAME = ChatFrame(PREFIX, SUFFIX, before_answer=(0, 3), after_answer=(0, 1))
 TOKEN_BYTES = [
     b"<end>",
     b"<user>",
@@ -33,7 +36,7 @@ def token_bytes(token_id: int) -> bytes:
 
 def word_table(num_dims: int = 16, seed: int = 3) -> TokenTable:
     vectors = np.random.default_rng(seed).normal(size=(NUM_WORDS, num_dims)).astype(np.float32)
-    return make_token_table(vectors, token_bytes, PREFIX, SUFFIX)
+    return make_token_table(vectors, token_bytes, FRAME)
 
 
 def prompts_and_lengths(
@@ -46,6 +49,12 @@ def prompts_and_lengths(
     along = np.array([vectors[prompt].mean(axis=0)[0] for prompt in prompts])
     logs = 4 + along / along.std() + noise * source.normal(size=num)
     return [[*PREFIX, *prompt, *SUFFIX] for prompt in prompts], np.maximum(1, np.exp(logs)).astype(np.int64)
+
+
+def conversation(*lengths: int) -> list[int]:
+    """Answers of these lengths, each to a question of two tokens, and a last question."""
+    answers = [[*FRAME.before_answer, *[40] * length, *FRAME.after_answer, 20, 21] for length in lengths]
+    return [*PREFIX, 20, 21, *itertools.chain.from_iterable(answers), *SUFFIX]
 
 
 def samples_of(table: TokenTable, num: int, noise: float, seed: int = 0) -> Samples:

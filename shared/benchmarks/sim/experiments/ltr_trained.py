@@ -45,8 +45,8 @@ _BUILT_IN_MODEL = "smollm2-135m"
 _NUM_WORDS, _NUM_DIMS, _NUM_MADE_UP = 120, 16, 240
 _QUICK = RankingSettings(num_members=2, least_steps=60, num_epochs=4)
 _ALPACA = "alpaca_eval, "
-_MADE_UP = "made up"
-_SETS = {
+MADE_UP = "made up"
+SET_NAMES = {
     "Llama-3-8B": f"{_ALPACA}Meta-Llama-3-8B-Instruct",
     "Mistral-7B": f"{_ALPACA}Mistral-7B-Instruct-v0.2",
     "Qwen1.5-7B": f"{_ALPACA}Qwen1.5-7B-Chat",
@@ -57,7 +57,7 @@ _NUM_REQUESTS = {Size.SMALL: 1200, Size.FULL: 2000}
 
 
 @dataclass(frozen=True, slots=True)
-class _Arm:
+class LtrArm:
     """`score`: what a request is ordered by, None for its arrival."""
 
     score: str | None
@@ -67,27 +67,27 @@ class _Arm:
 
 _FCFS, _TRAINED, _FAIR = "fcfs", "ltr, trained", "ltr, trained, starvation control"
 _PROMPT, _ORACLE = "ltr, prompt length", "ltr, oracle"
-_ARMS: Mapping[str, _Arm] = {
-    _FCFS: _Arm(None),
-    _PROMPT: _Arm("prompt"),
-    _TRAINED: _Arm("trained", is_charged=True),
-    _FAIR: _Arm("trained", starvation=True, is_charged=True),
-    _ORACLE: _Arm("oracle"),
+_ARMS: Mapping[str, LtrArm] = {
+    _FCFS: LtrArm(None),
+    _PROMPT: LtrArm("prompt"),
+    _TRAINED: LtrArm("trained", is_charged=True),
+    _FAIR: LtrArm("trained", starvation=True, is_charged=True),
+    _ORACLE: LtrArm("oracle"),
 }
 
 
 @lru_cache(maxsize=8)
-def _scored(name: str) -> Sequence[ScoredLength]:
+def scored_rows(name: str) -> Sequence[ScoredLength]:
     """Of `made up`, or of the set that `alpaca_eval, MODEL` names; once a process, seconds. Raises TracesMissing if its
     file or the built-in model is not on this machine."""
-    if name == _MADE_UP:
-        return scored_lengths(*_made_up(), num_parts=2, settings=_QUICK)
-    data_sets, table = _alpaca_sets()
+    if name == MADE_UP:
+        return scored_lengths(*made_up_data(), num_parts=2, settings=_QUICK)
+    data_sets, table = alpaca_data()
     return scored_lengths(data_sets[name], table)
 
 
 @lru_cache(maxsize=1)
-def _alpaca_sets() -> tuple[dict[str, DataSet], TokenTable]:
+def alpaca_data() -> tuple[dict[str, DataSet], TokenTable]:
     traces_folder()
     try:
         source = resolve_model(_BUILT_IN_MODEL)
@@ -98,7 +98,7 @@ def _alpaca_sets() -> tuple[dict[str, DataSet], TokenTable]:
     return {data_set.name: data_set for data_set in data_sets}, load_token_table(source, tokenizer, template)
 
 
-def _made_up() -> tuple[DataSet, TokenTable]:
+def made_up_data() -> tuple[DataSet, TokenTable]:
     """Answers are longer the further the mean vector of a prompt's words goes along one direction."""
     source = np.random.default_rng(5)
     vectors = source.normal(size=(_NUM_WORDS, _NUM_DIMS)).astype(np.float32)
@@ -107,11 +107,11 @@ def _made_up() -> tuple[DataSet, TokenTable]:
     logs = 5 + 0.7 * along / along.std() + 0.6 * source.normal(size=len(prompts))
     lengths = np.maximum(1, np.exp(logs)).astype(np.int64)
     table = make_token_table(vectors, lambda token_id: f" w{token_id}".encode())
-    return DataSet(_MADE_UP, _MADE_UP, prompts, lengths), table
+    return DataSet(MADE_UP, MADE_UP, prompts, lengths), table
 
 
 @lru_cache(maxsize=1)
-def _prediction_s() -> float:
+def prediction_s() -> float:
     """What a prediction of one short prompt alone took on one core, p99, as `benchmarks.predictors` measured it."""
     alone = [cost for cost in json.loads(KEPT_COSTS.read_text())["costs"] if cost["batch"] == 1]
     return float(min(alone, key=lambda cost: cost["prompt_tokens"])["p99_ms"]) / 1e3
@@ -121,9 +121,15 @@ def _score(row: ScoredLength, kind: str) -> float:
     return {"trained": row.score, "prompt": -row.num_prompt_tokens, "oracle": -row.num_output_tokens}[kind]
 
 
-def _workload(set_name: str, times: Times, source: np.random.Generator, arm: _Arm) -> Workload:
+def workload_of(set_name: str, times: Times, source: np.random.Generator, arm: LtrArm) -> Workload:
     """Drawn with repeats. Only `trained` predicts a number of tokens for the scheduler: the others only rank."""
-    rows = _scored(set_name)
+    return workload_from(scored_rows(set_name), set_name, times, source, arm)
+
+
+def workload_from(
+    rows: Sequence[ScoredLength], name: str, times: Times, source: np.random.Generator, arm: LtrArm
+) -> Workload:
+    """As `workload_of`, of rows that come from elsewhere."""
     asked = max(row.num_output_tokens for row in rows)
     picks = source.choice(len(rows), len(times)).tolist()
     requests = [
@@ -138,10 +144,10 @@ def _workload(set_name: str, times: Times, source: np.random.Generator, arm: _Ar
         )
         for number, (at_s, pick) in enumerate(zip(times.tolist(), picks, strict=True))
     ]
-    return Workload(set_name, tuple(requests))
+    return Workload(name, tuple(requests))
 
 
-def _simulated(workload: Workload, arm: _Arm) -> SimResult:
+def simulated(workload: Workload, arm: LtrArm) -> SimResult:
     spec = SystemSpec.colocated(1, load_profile(_PROFILE))
     if arm.score is None:
         return simulate(spec, workload, limits=open_limits(), policy=PolicySpec("fcfs"))
@@ -153,7 +159,7 @@ def _simulated(workload: Workload, arm: _Arm) -> SimResult:
 def _saturation_a_s(set_name: str) -> float:
     """Requests that end a second while others of 2,000 wait, first come first served."""
     source = np.random.default_rng(1234)
-    result = _simulated(_workload(set_name, burst(2000), source, _ARMS[_FCFS]), _ARMS[_FCFS])
+    result = simulated(workload_of(set_name, burst(2000), source, _ARMS[_FCFS]), _ARMS[_FCFS])
     last_grant_s = max(outcome.granted_s for outcome in result.outcomes if outcome.granted_s is not None)
     ends_s = [outcome.ended_s for outcome in result.outcomes if outcome.ended_s is not None]
     return sum(ended_s <= last_grant_s for ended_s in ends_s) / last_grant_s
@@ -164,17 +170,17 @@ def _run(arm_name: str, set_name: str, load: str, num: int, seed: int) -> Mappin
     source = np.random.default_rng(seed)
     rate_a_s = _saturation_a_s(set_name) * _LOADS.get(load, 1.0)
     times = burst(num) if load == _BURST else poisson(rate_a_s, num, source)
-    workload = _workload(set_name, times, source, arm)
-    result = _simulated(workload, arm)
-    charged_s = _prediction_s() if arm.is_charged else 0.0
+    workload = workload_of(set_name, times, source, arm)
+    result = simulated(workload, arm)
+    charged_s = prediction_s() if arm.is_charged else 0.0
     values = figures(result, prediction_s=charged_s, warmup=0.0 if load == _BURST else 0.1)
     return values | {"rate_a_s": 0.0 if load == _BURST else rate_a_s, "tau": _tau(set_name, arm)}
 
 
 @lru_cache(maxsize=32)
-def _tau(set_name: str, arm: _Arm) -> float:
+def _tau(set_name: str, arm: LtrArm) -> float:
     """Within the set, each prompt once; 0 for what does not rank."""
-    rows = _scored(set_name)
+    rows = scored_rows(set_name)
     if arm.score is None:
         return 0.0
     scores = np.array([_score(row, arm.score) for row in rows])
@@ -183,9 +189,9 @@ def _tau(set_name: str, arm: _Arm) -> float:
 
 def _cases(size: Size) -> list[Case]:
     arms: Sequence[str] = tuple(_ARMS)
-    points = [(name, set_name, load) for name, set_name in _SETS.items() for load in (_BURST, *_LOADS)]
+    points = [(name, set_name, load) for name, set_name in SET_NAMES.items() for load in (_BURST, *_LOADS)]
     if size is Size.SMALL:
-        arms, points = (_FCFS, _PROMPT, _TRAINED), [(_MADE_UP, _MADE_UP, _BURST)]
+        arms, points = (_FCFS, _PROMPT, _TRAINED), [(MADE_UP, MADE_UP, _BURST)]
     return [
         Case(arm, partial(_run, arm, set_name, load, _NUM_REQUESTS[size]), f"{name}, {load}", _LOADS.get(load))
         for name, set_name, load in points
@@ -242,7 +248,7 @@ EXPERIMENT = Experiment(
         "(one split for all seeds, so the intervals are of arrivals and draws alone). Tau is within the set, each "
         "prompt once. Each trained prediction is charged what `python -m benchmarks.predictors` measured "
         "(results/predictors.json; p99 of one prompt alone, "
-        f"{1000 * _prediction_s():.2f} ms), each message to the scheduler 50 us; the other arms nothing. "
+        f"{1000 * prediction_s():.2f} ms), each message to the scheduler 50 us; the other arms nothing. "
         "The longest wait is max(TTFT, worst gap). The small size has made-up prompts."
     ),
     cases=_cases,
@@ -258,15 +264,15 @@ EXPERIMENT = Experiment(
         Figure("makespan_s", "makespan, s", 1),
     ),
     checks=(
-        _gain("burst, made up, small: >= 1.3x lower", f"{_MADE_UP}, {_BURST}", 1.3, size=Size.SMALL),
+        _gain("burst, made up, small: >= 1.3x lower", f"{MADE_UP}, {_BURST}", 1.3, size=Size.SMALL),
         _gain(
             "burst, made up, small: >= 1.2x lower than by prompt length",
-            f"{_MADE_UP}, {_BURST}",
+            f"{MADE_UP}, {_BURST}",
             1.2,
             _PROMPT,
             Size.SMALL,
         ),
-        *(check for name in _SETS for check in _checks_of(name)),
+        *(check for name in SET_NAMES for check in _checks_of(name)),
     ),
     findings=_findings,
     full_traces=ALPACA_FILES,

@@ -22,7 +22,7 @@ from weir.policy.predictors.predictor import Arrays, Forest, Head, Predictor, Pr
 from weir.policy.predictors.token_table import table_from_arrays
 
 FORMAT = "weir-predictor"
-VERSION = 1
+VERSION = 2
 _MAX_BYTES = 1 << 28
 
 

@@ -29,11 +29,29 @@ _MAX_FRAME_TOKENS = 512
 _LARGEST_NUMBER_DIGITS = 6
 
 
+@dataclass(frozen=True, slots=True)
+class ChatFrame:
+    """Tokens that a chat template writes: `prefix` and `suffix` around a conversation of one message, `before_answer`
+    and `after_answer` around each earlier answer in a longer one (both empty: not known)."""
+
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    before_answer: tuple[int, ...] = ()
+    after_answer: tuple[int, ...] = ()
+
+    def parts(self) -> tuple[tuple[int, ...], ...]:
+        return self.prefix, self.suffix, self.before_answer, self.after_answer
+
+
+NO_FRAME = ChatFrame()
+_FRAME_PARTS = ("prefix", "suffix", "before_answer", "after_answer")
+
+
 @dataclass(frozen=True)
 class TokenTable:
     """`vectors` int8 [vocabulary, dims] times `scales` float32 [dims]; `sign_of` uint8 [vocabulary], 1 + the index in
     SIGNS, 0 for none; `number_of` int32 [vocabulary], the value of a token of digits alone, -1 for any other, and
-    `digits_of` uint8, of how many digits. `prefix` and `suffix` are what the chat template writes around a message.
+    `digits_of` uint8, of how many digits. `frame` is what the chat template writes around messages.
     """
 
     tokenizer_digest: str
@@ -42,8 +60,7 @@ class TokenTable:
     sign_of: npt.NDArray[np.uint8]
     number_of: npt.NDArray[np.int32]
     digits_of: npt.NDArray[np.uint8]
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
+    frame: ChatFrame = NO_FRAME
 
     def __post_init__(self) -> None:
         rows, dims = self.vectors.shape
@@ -62,8 +79,8 @@ class TokenTable:
             raise ValueError("; ".join(wrong))
         if rows and int(self.sign_of.max()) > len(SIGNS):
             raise ValueError(f"sign_of has {self.sign_of.max()}, at most {len(SIGNS)} is a sign")
-        if max(len(self.prefix), len(self.suffix)) > _MAX_FRAME_TOKENS:
-            raise ValueError(f"prefix and suffix may have {_MAX_FRAME_TOKENS} tokens each at most")
+        if max(len(part) for part in self.frame.parts()) > _MAX_FRAME_TOKENS:
+            raise ValueError(f"the parts of a frame may have {_MAX_FRAME_TOKENS} tokens each at most")
 
     @property
     def vocab_size(self) -> int:
@@ -77,14 +94,15 @@ class TokenTable:
     def digest(self) -> str:
         """32 hex digits over all of it: features of two tables may be compared only if these are equal."""
         hashed = hashlib.blake2b(digest_size=16)
-        hashed.update(repr((self.tokenizer_digest, self.prefix, self.suffix, SIGNS)).encode())
+        hashed.update(repr((self.tokenizer_digest, self.frame.parts(), SIGNS)).encode())
         for array in (self.vectors, self.scales, self.sign_of, self.number_of, self.digits_of):
             hashed.update(np.ascontiguousarray(array).data)
         return hashed.hexdigest()
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """For a file."""
-        frame = {"prefix": np.array(self.prefix, np.int32), "suffix": np.array(self.suffix, np.int32)}
+        parts = zip(_FRAME_PARTS, self.frame.parts(), strict=True)
+        frame = {name: np.array(part, np.int32) for name, part in parts}
         names = ("vectors", "scales", "sign_of", "number_of", "digits_of")
         return frame | {name: getattr(self, name) for name in names}
 
@@ -92,8 +110,7 @@ class TokenTable:
 def make_token_table(
     vectors: npt.NDArray[np.float32],
     token_bytes: Callable[[int], bytes],
-    prefix: Sequence[int] = (),
-    suffix: Sequence[int] = (),
+    frame: ChatFrame = NO_FRAME,
 ) -> TokenTable:
     """`vectors` [vocabulary, dims] are rounded to 8 bits; `token_bytes`: of each token."""
     tokens = [token_bytes(token_id) for token_id in range(len(vectors))]
@@ -107,14 +124,13 @@ def make_token_table(
         sign_of=signs,
         number_of=np.array([number for number, _ in numbers], np.int32),
         digits_of=np.array([digits for _, digits in numbers], np.uint8),
-        prefix=tuple(prefix[:_MAX_FRAME_TOKENS]),
-        suffix=tuple(suffix[-_MAX_FRAME_TOKENS:]),
+        frame=_bounded(frame),
     )
 
 
 def table_from_arrays(tokenizer_digest: str, arrays: Mapping[str, npt.NDArray[Any]]) -> TokenTable:
     """What `TokenTable.arrays` gave. Raises KeyError for one that is missing, ValueError for one of a wrong shape."""
-    prefix, suffix = (tuple(int(token) for token in arrays[name]) for name in ("prefix", "suffix"))
+    frame = ChatFrame(*(tuple(int(token) for token in arrays[name]) for name in _FRAME_PARTS))
     return TokenTable(
         tokenizer_digest,
         vectors=arrays["vectors"],
@@ -122,9 +138,16 @@ def table_from_arrays(tokenizer_digest: str, arrays: Mapping[str, npt.NDArray[An
         sign_of=arrays["sign_of"],
         number_of=arrays["number_of"],
         digits_of=arrays["digits_of"],
-        prefix=prefix,
-        suffix=suffix,
+        frame=frame,
     )
+
+
+def _bounded(frame: ChatFrame) -> ChatFrame:
+    """What is left of a long frame still stands next to the message. An answer's is whole or not there."""
+    turn = (frame.before_answer, frame.after_answer)
+    if max(len(part) for part in turn) > _MAX_FRAME_TOKENS:
+        turn = ((), ())
+    return ChatFrame(frame.prefix[:_MAX_FRAME_TOKENS], frame.suffix[-_MAX_FRAME_TOKENS:], *turn)
 
 
 def digest_of_tokens(tokens: Sequence[bytes]) -> str:
