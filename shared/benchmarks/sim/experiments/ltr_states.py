@@ -213,9 +213,9 @@ EXPERIMENT = Experiment(
     compared=(
         "System, prompts, draws and folds of `ltr-trained`, its burst alone: 2,000 requests at once. State: ridge "
         "regression on SmolLM2-135M's last-token state in int8, layer and penalty chosen within the training folds, "
-        "each prompt scored by one that has not seen it. A core reads a token in `state_ms_a_token` of kept/probes.json "
-        "of `benchmarks.predictors`, all tokens but the template's beginning. `ltr, trained` is charged as there. The "
-        "small size has made-up prompts, and vectors for states."
+        "each prompt scored by one that has not seen it. A core reads a token in `state_ms_a_token` of "
+        "kept/probes.json of `benchmarks.predictors`, all tokens but the template's beginning. `ltr, trained` is "
+        "charged as there. The small size has made-up prompts, and vectors for states."
     ),
     cases=_cases,
     figures=(
