@@ -128,6 +128,10 @@ class Tokenizer:
         """What one token stands for, special ones too; a token can be a part of a character."""
         return self._all_bytes[token_id]
 
+    def token_spelling(self, token_id: int) -> str:
+        """How the vocabulary writes a token, as `\u0120the` for ` the`; of an id past the vocabulary nothing."""
+        return self._backend.id_to_token(token_id) or ""
+
     def _find_bytes(self, token_id: int) -> bytes | None:
         token = self._backend.id_to_token(token_id)
         return None if token is None else self._decoder.bytes_of(token)
