@@ -91,7 +91,7 @@ async def test_without_one_each_answer_has_one_of_its_own(http: httpx.AsyncClien
 async def test_one_that_may_not_be_taken_over_is_refused_with_what_may_be(
     world: World, http: httpx.AsyncClient, given: str
 ) -> None:
-    refused = await http.post("/v1/completions", json=BODY, headers={"X-Request-Id": given.encode("latin-1")})
+    refused = await http.post("/v1/completions", json=BODY, headers={b"X-Request-Id": given.encode("latin-1")})
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, "X-Request-Id")
     assert f"{len(given)} characters" in error["message"]
