@@ -5,7 +5,6 @@ import contextlib
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from opentelemetry.context import Context
@@ -23,8 +22,8 @@ from weir_gateway.entry.queue_view import QueueKey, Ticket
 from weir_gateway.keys.keyed_requests import Accepted, KeyedRequests
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
-from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
-from weir_gateway.requests.models import ModelDirectory, ServedModel
+from weir_gateway.requests.client_request import ClientRequest, FieldNames
+from weir_gateway.requests.models import ModelDirectory
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.succession import Succession
@@ -35,13 +34,9 @@ from weir_gateway.requests.validation import (
     check_counts,
     check_fields,
     check_prompt,
-    check_text_size,
-    prompt_field,
 )
+from weir_gateway.tokenization import PromptTokenizer, Tokenization
 
-_TOKENIZER_THREADS = 2
-# Longer texts are tokenized in a thread, so that the event loop goes on with the others.
-_MAX_INLINE_CHARS = 2048
 _LAST_DELTA_S = 0.1
 """What the last delta at a deadline needs to reach its client."""
 _MAX_TENANTS = 256
@@ -55,37 +50,6 @@ _PHASE_METRICS = {
     Phase.REFUSED: "refused_total",
 }
 _TENANT_PHASES = (Phase.RECEIVED, Phase.FINISHED, Phase.REFUSED)
-
-
-class PromptTokenizer:
-    """Owns its threads. Raises InvalidRequest for a text that cannot be encoded."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
-
-    async def tokenize_prompt(self, client_request: ClientRequest, model: ServedModel) -> list[int]:
-        match client_request.prompt:
-            case TokenIds(ids):
-                return list(ids)
-            case Text(text):
-                return await self.tokenize(model, text, field=prompt_field(client_request))
-            case Conversation(messages):
-                rendered = model.chat_template.render(messages)
-                # The template writes the beginning-of-sequence token itself.
-                return await self.tokenize(model, rendered, field=prompt_field(client_request), add_bos=False)
-
-    async def tokenize(self, model: ServedModel, text: str, *, field: str, add_bos: bool = True) -> list[int]:
-        """`field` is what the client calls the text, for errors."""
-
-        def encode() -> list[int]:
-            return model.tokenizer.encode(text, add_bos=add_bos, field=field)
-
-        if len(text) <= _MAX_INLINE_CHARS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, encode)
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class RequestMetrics:
@@ -162,6 +126,7 @@ class InputProcessor:
         self._clock = spans.clock
         self._pace = OutputPace(self._clock)
         self._tokenizer = PromptTokenizer()
+        self.tokenization = Tokenization(models, limits, driver, self._tokenizer)
         self._metrics = RequestMetrics()
         self._by_client_id: dict[tuple[str, str], OpenRequest] = {}
         """(tenant, the client's name for the request): tenants neither see nor cancel each other's."""
@@ -260,12 +225,10 @@ class InputProcessor:
             opened.cancel("cancelled by the client")
         return opened is not None
 
-    async def tokenize(self, model_name: str, text: str) -> list[int]:
-        """Takes the room of a request meanwhile: its text may be as long, and waits for the same threads."""
-        model = self.models.find(model_name, "model")
-        check_text_size("text", text, self._limits)
-        with self._driver.reserve(1):
-            return await self._tokenizer.tokenize(model, text, field="text")
+    @property
+    def num_open(self) -> int:
+        """Requests of clients that were let in and have not ended; one with several answers is one."""
+        return self._entry.num_requests
 
     def metrics(self) -> dict[str, float]:
         return self._metrics.metrics() | self._lengths.metrics() | self._entry.metrics()

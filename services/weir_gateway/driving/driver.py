@@ -189,7 +189,8 @@ class Driver:
                 error = await self._dispatch(state, span)
                 self._num_interruptions += 1
                 span.interrupted(error, state.dispatch, state.output.num_tokens)
-                logger.info("request %s, dispatch %d: %s", state.request_id, state.dispatch, error.message)
+                message, fields = "request %s, dispatch %d: %s", state.checked.log_ids
+                logger.info(message, state.request_id, state.dispatch, error.message, extra=fields)
                 if state.try_finish():
                     return
                 if self._is_hopeless(state):
@@ -218,7 +219,8 @@ class Driver:
         """Returns why the workers that it is given cannot go on with it; while they can, this waits."""
         is_first = state.dispatches.num == 1
         if is_first and state.succession.has_predecessor and await self._adopters.try_claim(state):
-            logger.info("request %s of a gateway that died goes on as %s", state.request_id, state.attempt)
+            message, fields = "request %s of a gateway that died goes on as %s", state.checked.log_ids
+            logger.info(message, state.request_id, state.attempt, extra=fields)
             span.claimed(state.dispatch, state.output.num_tokens)
         else:
             await self._submit_and_start(state, span)
@@ -230,7 +232,8 @@ class Driver:
             error, num_tokens = await state.interrupted, state.output.num_tokens
             if not state.may_be_adopted or not await self._adopters.try_find(state):
                 return error
-            logger.info("request %s goes on as %s: %s", state.request_id, state.attempt, error.message)
+            message, fields = "request %s goes on as %s: %s", state.checked.log_ids
+            logger.info(message, state.request_id, state.attempt, error.message, extra=fields)
             span.adopted(error, state.adoption, num_tokens)
 
     async def _submit_and_start(self, state: RequestState, span: RequestSpan) -> None:
@@ -334,7 +337,7 @@ def _workers_of(state: RequestState) -> set[str]:
 
 
 def _fail_internally(state: RequestState, error: Exception) -> None:
-    logger.error("request %s failed", state.request_id, exc_info=error)
+    logger.error("request %s failed", state.request_id, exc_info=error, extra=state.checked.log_ids)
     state.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
 

@@ -29,6 +29,7 @@ from weir_gateway.requests.client_request import (
 )
 from weir_gateway.requests.output import OutputDelta
 from weir_gateway.requests.validation import Counts
+from weir_gateway.tokenization import TokenizeRequest
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +96,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
         self._caller_of(context)
-        token_ids = await self._processor().tokenize(request.model, request.text)
-        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+        asked = TokenizeRequest(request.model, Text(request.text), GRPC_NAMES)
+        return await self._processor().tokenization.tokenize(
+            asked, lambda _, token_ids: inference_pb2.TokenizeResponse(token_ids=token_ids)
+        )
 
     async def ListModels(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ListModelsRequest, context: _Context

@@ -30,6 +30,7 @@ class HttpApp:
     """Finds the endpoint of a request. `refuse` makes the answer where there is none, or none for its method."""
 
     def __init__(self, routes: Sequence[BaseRoute], refuse: Callable[[Request, HTTPException], Response]) -> None:
+        self.routes = tuple(routes)
         self._router = Router(routes)
         self._refuse = refuse
 

@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import logging
-import re
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -21,9 +19,12 @@ from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.correlation import check_correlation_id, correlation_id_of, mark
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
+from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
+from weir_gateway.frontends.http_tools import HttpTools
 from weir_gateway.frontends.openai_render import (
     AnswerRenderer,
     error_body,
@@ -46,17 +47,7 @@ from weir_gateway.requests.output import OutputDelta, joined
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_REQUEST_ID_HEADER = "X-Request-Id"
-
-
-class _BadBody(Exception):
-    """The body cannot be read; answered with `status`."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
+_MAX_SHOWN_CHARS = 200
 
 _Handler = Callable[[Request, Caller, str], Awaitable[Response]]
 
@@ -70,37 +61,49 @@ class HttpFrontend:
         self._processor = processor
         self._settings = settings
         self._is_ready = is_ready
-        self._bodies = bodies
+        self._bodies = BodyReader(settings, bodies)
+        self._tools = HttpTools(processor, self._bodies)
         self.num_internal_errors = 0
 
     def make_app(self) -> HttpApp:
-        routes = [
-            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-            Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
-            Route("/v1/models", self._guarded(self._models), methods=["GET"]),
-            Route("/health", Endpoint(self._health), methods=["GET"]),
-        ]
+        tools = self._tools
+        for_callers: tuple[tuple[str, str, _Handler], ...] = (
+            ("POST", "/v1/chat/completions", self._chat),
+            ("POST", "/v1/completions", self._completions),
+            ("GET", "/v1/models", tools.models),
+            ("GET", "/v1/models/{model:path}", tools.model),
+            ("POST", "/tokenize", tools.tokenize),
+            ("POST", "/detokenize", tools.detokenize),
+            ("GET", "/version", tools.version),
+            ("GET", "/load", tools.load),
+        )
+        routes = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in for_callers]
+        # For probes, which have no key, and nothing of any caller's is in the answers.
+        routes.append(Route("/health", _open(self._health), methods=["GET"]))
+        routes.append(Route("/ping", _open(self._ping), methods=["GET", "POST"]))
         return HttpApp(routes, _on_http_exception)
 
     def _guarded(self, handler: _Handler) -> Endpoint:
-        """Gives the request its id, and makes answers of errors."""
+        """For callers that are known. Gives the request its id, and makes answers of errors."""
 
         async def handle(request: Request) -> Response:
-            given_id = request.headers.get(_REQUEST_ID_HEADER, "")
-            correlation_id = given_id if _REQUEST_ID.fullmatch(given_id) else uuid.uuid4().hex
+            correlation_id = correlation_id_of(request.headers)
             try:
                 # Before the body is read: nothing is done for an unknown caller.
-                response = await handler(request, self._identify(request), correlation_id)
+                caller = self._identify(request)
+                check_correlation_id(request.headers)
+                response = await handler(request, caller, correlation_id)
             except WeirError as error:
                 response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
-            except _BadBody as error:
+            except BadBody as error:
                 response = JSONResponse(_plain_error(str(error), "invalid_request_error"), error.status)
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
             except Exception as error:  # noqa: BLE001 - the boundary of one HTTP request: logged, counted, answered
-                internal = self._internal_error(f"{request.method} {request.url.path}", error)
+                what = f"{request.method} {request.url.path[:_MAX_SHOWN_CHARS]}"
+                internal = self._internal_error(what, error, {"correlation_id": correlation_id})
                 response = JSONResponse(error_body(internal), 500)
-            response.headers[_REQUEST_ID_HEADER] = correlation_id
+            mark(response, correlation_id)
             return response
 
         return Endpoint(handle)
@@ -110,56 +113,24 @@ class HttpFrontend:
         headers = request.headers
         return self._processor.identify(try_read_key(headers.get("authorization", ""), headers.get("x-api-key", "")))
 
-    async def _health(self, request: Request) -> Response:
-        del request
+    def _health(self) -> Response:
         is_ready = self._is_ready()
         return JSONResponse({"status": "ok" if is_ready else "not ready"}, 200 if is_ready else 503)
 
-    async def _models(self, request: Request, caller: Caller, correlation_id: str) -> Response:
-        del request, caller, correlation_id
-        models = [
-            {
-                "id": model.name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "weir",
-                "max_model_len": model.max_context_tokens,
-            }
-            for model in self._processor.models.list_models()
-        ]
-        return JSONResponse({"object": "list", "data": models})
+    def _ping(self) -> Response:
+        return Response(status_code=200 if self._is_ready() else 503)
 
     async def _chat(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
-        body = parse_body(ChatBody, await self._read_body(request))
+        body = parse_body(ChatBody, await self._bodies.read(request))
         asked = with_key(chat_request(body, correlation_id), request.headers)
         return await self._answer(request, caller, asked, body)
 
     async def _completions(self, request: Request, caller: Caller, correlation_id: str) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
-        body = parse_body(CompletionBody, await self._read_body(request))
+        body = parse_body(CompletionBody, await self._bodies.read(request))
         asked = with_key(completion_request(body, correlation_id), request.headers)
         return await self._answer(request, caller, asked, body)
-
-    async def _read_body(self, request: Request) -> bytes:
-        limit = self._settings.max_body_bytes
-        too_large = _BadBody(413, f"the body is larger than {limit} bytes")
-        length = request.headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > limit:
-            raise too_large
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                async for chunk in request.stream():
-                    await self._bodies.take(len(chunk))
-                    body += chunk
-                    if len(body) > limit:
-                        raise too_large
-        except TimeoutError:
-            raise _BadBody(408, f"the body took longer than {self._settings.body_timeout_s:g} s") from None
-        finally:
-            self._bodies.give_back(len(body))
-        return bytes(body)
 
     async def _answer(
         self, request: Request, caller: Caller, client_request: ClientRequest, body: CommonBody
@@ -176,7 +147,9 @@ class HttpFrontend:
             opened.leave()
             raise
         events = self._events(opened, renderer, client_request, first)
-        return EventStream(events, opened.leave, send_timeout_s=self._settings.send_timeout_s)
+        return EventStream(
+            events, opened.leave, send_timeout_s=self._settings.send_timeout_s, log_ids=client_request.log_ids
+        )
 
     async def _events(
         self, opened: OpenRequest, renderer: AnswerRenderer, asked: ClientRequest, first: OutputDelta
@@ -202,13 +175,14 @@ class HttpFrontend:
             yield head + event(error_body(error)) + DONE
             return
         except Exception as error:  # noqa: BLE001 - the boundary of one stream, whose status has been sent
-            yield head + event(error_body(self._internal_error("the stream of an answer", error))) + DONE
+            internal = self._internal_error("the stream of an answer", error, asked.log_ids)
+            yield head + event(error_body(internal)) + DONE
             return
         yield b"".join(event(chunk) for chunk in renderer.closing()) + DONE
 
-    def _internal_error(self, what: str, error: Exception) -> InternalError:
+    def _internal_error(self, what: str, error: Exception, log_ids: Mapping[str, str]) -> InternalError:
         self.num_internal_errors += 1
-        logger.error("%s failed", what, exc_info=error)
+        logger.error("%s failed", what, exc_info=error, extra=log_ids)
         return InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
 
 
@@ -247,12 +221,20 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None], *, send_timeout_s: float) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        leave: Callable[[], None],
+        *,
+        send_timeout_s: float,
+        log_ids: Mapping[str, str],
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._leave = leave
         self._send_timeout_s = send_timeout_s
+        self._log_ids = log_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -263,7 +245,8 @@ class EventStream(Response):
                     await _in_own_task(self._send_all(send, watch))
         except TimeoutError:
             # Returning before the body's end makes the server close the connection.
-            logger.warning("a client has not read its stream for %g s and is given up", self._send_timeout_s)
+            message = "a client has not read its stream for %g s and is given up"
+            logger.warning(message, self._send_timeout_s, extra=self._log_ids)
         finally:
             self._leave()
 
@@ -294,8 +277,22 @@ def _plain_error(message: str, kind: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
+def _open(answer: Callable[[], Response]) -> Endpoint:
+    """For anybody. What is asked with an id that cannot be taken over is answered all the same: probes have no use for
+    an error."""
+
+    async def handle(request: Request) -> Response:
+        response = answer()
+        mark(response, correlation_id_of(request.headers))
+        return response
+
+    return Endpoint(handle)
+
+
 def _on_http_exception(request: Request, error: HTTPException) -> Response:
     """No such path or method."""
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    message = f"{request.method} {request.url.path[:_MAX_SHOWN_CHARS]}: {error.detail}"
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    return JSONResponse(_plain_error(message, kind), error.status_code, headers=error.headers)
+    response = JSONResponse(_plain_error(message, kind), error.status_code, headers=error.headers)
+    mark(response, correlation_id_of(request.headers))
+    return response

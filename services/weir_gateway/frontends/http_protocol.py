@@ -5,11 +5,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from weir.core.errors import Unavailable
+from weir_gateway.frontends.correlation import correlation_id_of, mark
 from weir_gateway.frontends.http_connections import ConnectionBook
 from weir_gateway.frontends.openai_render import error_body, error_headers, error_status
 from weir_gateway.frontends.send_batch import BatchedTransport, SendBatch
@@ -23,9 +26,15 @@ _MAX_PIPELINED = 16
 
 def protocol_with_bounds(book: ConnectionBook, head_timeout_s: float) -> Callable[..., asyncio.Protocol]:
     """What uvicorn makes a connection's protocol with. All write through one batch."""
+    return partial(_BoundedProtocol, book, SendBatch(), head_timeout_s)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application where there is no room for the request."""
     error = Unavailable("as many requests as this port takes are open; try again later", retry_after_s=_BUSY_RETRY_S)
-    refusal = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
-    return partial(_BoundedProtocol, book, SendBatch(), refusal, head_timeout_s)
+    response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
+    mark(response, correlation_id_of(Headers(scope=scope)))
+    await response(scope, receive, send)
 
 
 class _OutOfBounds(Exception):
@@ -36,13 +45,10 @@ class _BoundedProtocol(HttpToolsProtocol):
     """Closes a connection on which no whole head of a request comes in time; uvicorn bounds only the pause between two
     requests. Its own bound counts connections that rest, and it has none for heads."""
 
-    def __init__(
-        self, book: ConnectionBook, batch: SendBatch, refusal: JSONResponse, head_timeout_s: float, **of_uvicorn: Any
-    ) -> None:
+    def __init__(self, book: ConnectionBook, batch: SendBatch, head_timeout_s: float, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._book = book
         self._batch = batch
-        self._refusal = refusal
         self._head_timeout_s = head_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
         self._answering: RequestResponseCycle | None = None
@@ -61,7 +67,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._is_in_head:
-            self.app = self.config.loaded_app if self._book.has_room(self) else self._refusal
+            self.app = self.config.loaded_app if self._book.has_room(self) else _refuse
         self._num_head_bytes += len(data)
         super().data_received(data)
         if self._num_head_bytes > _MAX_HEAD_BYTES:

@@ -5,7 +5,7 @@ asked for. Such a field is accepted only with the value that changes nothing.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,7 +23,7 @@ from weir_gateway.requests.client_request import (
 )
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # one spelling each: of two biases of a token one would be lost
-_ModelT = TypeVar("_ModelT", bound="CommonBody")
+_ModelT = TypeVar("_ModelT", bound=BaseModel)
 
 _MAX_SHOWN_CHARS = 200
 _MAX_INVALID_SHOWN = 16
@@ -150,7 +150,7 @@ def parse_body(body_type: type[_ModelT], raw: bytes) -> _ModelT:
 
 def completion_request(body: CompletionBody, correlation_id: str) -> ClientRequest:
     """Raises InvalidRequest for what is not served."""
-    violations = _unserved(body)
+    violations = unserved(body.model_extra, _HARMLESS)
     prompt = _prompt_of(body.prompt, violations)
     given = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
     return _client_request(body, Operation.TEXT_COMPLETION, prompt, given, HTTP_NAMES, correlation_id, violations)
@@ -158,21 +158,15 @@ def completion_request(body: CompletionBody, correlation_id: str) -> ClientReque
 
 def chat_request(body: ChatBody, correlation_id: str) -> ClientRequest:
     """Raises InvalidRequest for what is not served."""
-    violations = _unserved(body)
-    turns = tuple(
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": _content_of(message.content, f"messages[{index}].content", violations),
-        }
-        for index, message in enumerate(body.messages)
-    )
+    violations = unserved(body.model_extra, _HARMLESS)
+    prompt = conversation_of(body.messages, violations)
     if body.top_logprobs and not body.logprobs:
         violations.append(FieldViolation("top_logprobs", f"is {body.top_logprobs}; give logprobs: true with it"))
     names = {**HTTP_NAMES, "logprobs": "top_logprobs"}
     given = {"max_tokens": body.max_tokens, "logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     if body.max_completion_tokens is not None:
         names["max_tokens"], given["max_tokens"] = "max_completion_tokens", body.max_completion_tokens
-    return _client_request(body, Operation.CHAT, Conversation(turns), given, names, correlation_id, violations)
+    return _client_request(body, Operation.CHAT, prompt, given, names, correlation_id, violations)
 
 
 def _client_request(
@@ -216,24 +210,45 @@ def _client_request(
     )
 
 
-def _unserved(body: CommonBody) -> list[FieldViolation]:
+def unserved(extra: Mapping[str, Any] | None, harmless: Mapping[str, tuple[Any, ...]]) -> list[FieldViolation]:
+    """Of fields that a body does not declare. `harmless`: the values with which those that are known change nothing."""
     violations = []
-    for name, value in (body.model_extra or {}).items():
+    for name, value in (extra or {}).items():
         if value is None or name in _IGNORED:
             continue
-        if name not in _HARMLESS:
+        if name not in harmless:
             violations.append(FieldViolation(_cut(name), "is not a field of this request"))
-        elif value not in _HARMLESS[name] or isinstance(value, bool) != isinstance(_HARMLESS[name][0], bool):
+        elif value not in harmless[name] or isinstance(value, bool) != isinstance(harmless[name][0], bool):
             violations.append(FieldViolation(name, "is not served; leave it out"))
     return violations
+
+
+def conversation_of(messages: Sequence[Message], violations: list[FieldViolation]) -> Conversation:
+    """Adds to `violations` what has content that is no text."""
+    turns = tuple(
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": _content_of(message.content, f"messages[{index}].content", violations),
+        }
+        for index, message in enumerate(messages)
+    )
+    return Conversation(turns)
+
+
+def token_ids_of(value: object) -> tuple[int, ...] | None:
+    """None: it is no list of whole numbers."""
+    # type(), not isinstance: JSON's true is no token id
+    if isinstance(value, list) and all(type(token_id) is int for token_id in value):
+        return tuple(value)
+    return None
 
 
 def _prompt_of(value: object, violations: list[FieldViolation]) -> Prompt:
     if isinstance(value, str):
         return Text(value)
-    # type(), not isinstance: JSON's true is no token id
-    if isinstance(value, list) and all(type(token_id) is int for token_id in value):
-        return TokenIds(tuple(value))
+    token_ids = token_ids_of(value)
+    if token_ids is not None:
+        return TokenIds(token_ids)
     violations.append(FieldViolation("prompt", "must be one text, or one list of token ids"))
     return Text("")
 

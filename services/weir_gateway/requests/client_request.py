@@ -46,8 +46,8 @@ Prompt = Text | TokenIds | Conversation
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """`options.request_id` is the client's own name for the request, to cancel it by; `correlation_id` is only shown in
-    traces.
+    """`options.request_id` is the client's own name for the request, to cancel it by; `correlation_id` is only shown,
+    in traces and logs.
     """
 
     operation: Operation
@@ -60,3 +60,8 @@ class ClientRequest:
     """Another way to name the lane (`AccessControl.scope_of`)."""
     had_end: bool = False
     """With `options.resume_from`: the client has the end of the answer too."""
+
+    @property
+    def log_ids(self) -> Mapping[str, str]:
+        """What a line of the log about the request has beside its message."""
+        return {"correlation_id": self.correlation_id} if self.correlation_id else {}

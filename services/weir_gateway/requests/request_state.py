@@ -270,10 +270,10 @@ class RequestState:
         try:
             self._take_update(worker_id, update)
         except TokenConflict as conflict:
-            logger.error("request %s: worker %s: %s", self.request_id, worker_id, conflict)
+            logger.error("request %s: worker %s: %s", self.request_id, worker_id, conflict, extra=self.checked.log_ids)
             self.fail(InternalError(f"worker {worker_id} contradicts what was sent: {conflict}"))
         except Exception as error:  # the boundary between one request and the stream that it shares with others
-            logger.exception("request %s: update of %s failed", self.request_id, worker_id)
+            logger.exception("request %s: update of %s failed", self.request_id, worker_id, extra=self.checked.log_ids)
             self.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
     def on_connection_lost(self, worker_id: str, message: str) -> None:

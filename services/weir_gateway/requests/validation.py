@@ -17,7 +17,7 @@ from weir.core.sampling import MAX_LOGIT_BIAS, SamplingParams, StopRules
 from weir_gateway.access import RequestScope
 from weir_gateway.caps import CapsInForce
 from weir_gateway.requests.cap_checks import find_too_long
-from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
+from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Prompt, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
 
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -74,6 +74,11 @@ class CheckedRequest:
     stop_rules: StopRules
     scope: RequestScope
     prediction: OutputPrediction = OutputPrediction()
+
+    @property
+    def log_ids(self) -> Mapping[str, str]:
+        """What a line of the log about the request has beside its message."""
+        return self.client_request.log_ids
 
     def try_find_end(self, output_token_ids: Sequence[int]) -> FinishReason | None:
         """Why nothing comes after these; None: there is more to come, or may be."""
@@ -174,10 +179,21 @@ def prompt_field(client_request: ClientRequest) -> str:
             return client_request.names["messages"]
 
 
-def check_text_size(field: str, text: str, limits: Limits) -> None:
-    """Raises InvalidRequest for a text that the tokenizer should not even see."""
+def check_plain_prompt(prompt: Prompt, names: FieldNames, model: ServedModel, limits: Limits) -> None:
+    """Of a text or a conversation that is only tokenized, or tokens that only become text: with no answer behind it, it
+    may be empty, and a text may come to more tokens than the context. Raises InvalidRequest."""
     found = _Violations()
-    _check_bytes(found, field, _num_bytes(text), limits)
+    match prompt:
+        case Text(text):
+            _check_bytes(found, names["text"], _num_bytes(text), limits)
+        case TokenIds(ids) if len(ids) > model.max_context_tokens:
+            found.add(names["token_ids"], f"is {len(ids)} tokens; at most {model.max_context_tokens} are taken")
+        case TokenIds(ids):
+            _check_token_ids(found, names["token_ids"], ids, model)
+        case Conversation(messages):
+            _check_num_messages(found, names, len(messages), limits)
+            found.raise_any()
+            _check_messages(found, names, messages, limits)
     found.raise_any()
 
 
@@ -192,8 +208,8 @@ def _counts_of(client_request: ClientRequest) -> Counts:
 
 
 def _check_counts(found: _Violations, counts: Counts, names: FieldNames, model: ServedModel, limits: Limits) -> None:
-    if counts.messages is not None and not 1 <= counts.messages <= limits.max_messages:
-        found.add(names["messages"], f"has {counts.messages} turns; give from 1 to {limits.max_messages}")
+    if counts.messages is not None:
+        _check_num_messages(found, names, counts.messages, limits)
     if counts.token_ids == 0:
         found.add(names["token_ids"], "is empty; give at least one token id")
     if counts.token_ids is not None and counts.token_ids >= model.max_context_tokens:
@@ -219,6 +235,11 @@ def _check_prompt_form(found: _Violations, client_request: ClientRequest, model:
         case Conversation(messages):
             if len(messages) <= limits.max_messages:
                 _check_messages(found, names, messages, limits)
+
+
+def _check_num_messages(found: _Violations, names: FieldNames, num_messages: int, limits: Limits) -> None:
+    if not 1 <= num_messages <= limits.max_messages:
+        found.add(names["messages"], f"has {num_messages} turns; give from 1 to {limits.max_messages}")
 
 
 def _check_messages(

@@ -1,6 +1,7 @@
 """A model of bytes: token i is byte i, and there is an end token. Small enough to read the tests' texts off the ids."""
 
 import codecs
+import threading
 from collections.abc import Mapping, Sequence
 
 from weir.core.errors import FieldViolation, InvalidRequest
@@ -25,10 +26,13 @@ class ByteDetokenizer:
 class ByteTokenizer:
     def __init__(self) -> None:
         self.num_encoded = 0
+        self.encoded_with_special: list[bool] = []
+        self.thread_names: set[str] = set()
 
     def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]:
-        del add_bos
         self.num_encoded += 1
+        self.encoded_with_special.append(add_bos)
+        self.thread_names.add(threading.current_thread().name)
         try:
             return list(text.encode())
         except UnicodeEncodeError:
@@ -37,13 +41,23 @@ class ByteTokenizer:
     def detokenizer(self) -> ByteDetokenizer:
         return ByteDetokenizer()
 
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        self.thread_names.add(threading.current_thread().name)
+        shown = (token_id for token_id in token_ids if not skip_special or token_id < EOS)
+        return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
+
+    def token_spelling(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < EOS else b"<end>"
 
 
 class LineTemplate:
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """Ends with nothing where it asks for an answer, as other tests have it, and with "." where it does not."""
+        end = "" if add_generation_prompt else "."
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + end
 
 
 def byte_model(tokenizer: ByteTokenizer | None = None, *, max_context: int = MAX_CONTEXT) -> ServedModel:

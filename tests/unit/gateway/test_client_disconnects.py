@@ -232,6 +232,6 @@ async def test_an_http_client_that_never_reads_is_given_up() -> None:
         if message.get("body") == b"data: 2\n\n":
             await never()
 
-    response = EventStream(events(), leave, send_timeout_s=0.05)
+    response = EventStream(events(), leave, send_timeout_s=0.05, log_ids={})
     await asyncio.wait_for(response({"type": "http"}, never, send), 5)
     assert num_left > 0

@@ -143,11 +143,12 @@ async def test_a_request_too_many_is_told_when_to_try_again(port: int) -> None:
     slow.write(REQUEST % b"slow")
     await asyncio.sleep(0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(CLOSING_REQUEST % b"fast")
+    writer.write((CLOSING_REQUEST % b"fast").replace(b"Host: here", b"Host: here\r\nX-Request-Id: mine/7"))
     async with asyncio.timeout(10):
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"retry-after: 2" in answer.lower()
+    assert b"x-request-id: mine/7" in answer.lower()
     for one in (slow, writer):
         one.close()
 

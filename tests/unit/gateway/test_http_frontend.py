@@ -174,19 +174,6 @@ async def test_an_unknown_model_path_or_method_has_the_nested_form(http: httpx.A
     assert (wrong_method.status_code, wrong_method.json()["error"]["type"]) == (405, "invalid_request_error")
 
 
-async def test_the_request_id_comes_back_or_is_made(http: httpx.AsyncClient) -> None:
-    given = await http.get("/v1/models", headers={"X-Request-Id": "mine/7"})
-    assert given.headers["x-request-id"] == "mine/7"
-    made = await http.get("/v1/models", headers={"X-Request-Id": "has spaces in it"})
-    assert len(made.headers["x-request-id"]) == 32
-    refused = await http.post("/v1/completions", content=b"{", headers={"X-Request-Id": "mine/8"})
-    assert refused.headers["x-request-id"] == "mine/8"
-    streamed = await http.post(
-        "/v1/completions", json={"prompt": "x", "stream": True}, headers={"X-Request-Id": "mine/9"}
-    )
-    assert streamed.headers["x-request-id"] == "mine/9"
-
-
 async def test_models_and_health(world: World, client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
     assert [model.id async for model in client.models.list()] == ["bytes"]
     assert (await http.get("/health")).json() == {"status": "ok"}

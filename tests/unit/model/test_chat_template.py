@@ -32,6 +32,15 @@ def test_the_built_in_models_prompt_is_that_of_transformers(
     assert load_chat_template(resolve_model(SMOLLM2_135M.name)).render(messages) == expected
 
 
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+def test_what_was_said_alone_is_that_of_transformers(
+    messages: list[dict[str, str]], smollm2: transformers.PreTrainedTokenizerBase
+) -> None:
+    expected = smollm2.apply_chat_template(messages, add_generation_prompt=False, tokenize=False)
+    rendered = load_chat_template(resolve_model(SMOLLM2_135M.name)).render(messages, add_generation_prompt=False)
+    assert rendered == expected
+
+
 def template(text: str) -> ChatTemplate:
     return ChatTemplate("m", text, {"bos_token": "<s>", "eos_token": "</s>"})
 

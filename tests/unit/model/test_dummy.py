@@ -131,7 +131,9 @@ def test_every_id_stands_for_bytes_of_its_own(tokenizer: Tokenizer) -> None:
 
 def test_a_conversation_becomes_a_prompt() -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    assert load_chat_template(TINY).render(messages) == "system: Be brief.\nuser: Hi\nassistant:"
+    template = load_chat_template(TINY)
+    assert template.render(messages) == "system: Be brief.\nuser: Hi\nassistant:"
+    assert template.render(messages, add_generation_prompt=False) == "system: Be brief.\nuser: Hi\n"
 
 
 def test_digests_tell_dummies_apart_from_each_other() -> None:

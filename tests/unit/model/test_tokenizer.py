@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +101,35 @@ def test_ids_are_those_of_the_reference(
 def test_real_text_gives_the_ids_of_the_reference(tokenizer: Tokenizer, smollm_reference: tokenizers.Tokenizer) -> None:
     for text in data_texts():
         assert tokenizer.encode(text) == smollm_reference.encode(text).ids
+
+
+def test_a_long_text_gives_the_ids_of_the_reference_too(
+    tokenizer: Tokenizer, smollm_reference: tokenizers.Tokenizer
+) -> None:
+    source = random.Random(5)
+    for _ in range(20):
+        text = "".join(source.choices(TEXTS, k=200))
+        assert len(text) > 4096
+        assert tokenizer.encode(text) == smollm_reference.encode(text).ids
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    num_turns = 0
+    is_done = threading.Event()
+
+    def take_turns() -> None:
+        nonlocal num_turns
+        while not is_done.wait(0.001):
+            num_turns += 1
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    num_before = num_turns
+    tokenizer.encode("0123456789" * 50_000)
+    num_after = num_turns
+    is_done.set()
+    other.join()
+    assert num_after - num_before >= 5
 
 
 @settings(deadline=None)
@@ -252,3 +283,9 @@ def test_a_folder_without_a_readable_tokenizer_is_refused(content: str | None, p
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelError, match=problem):
         load_tokenizer(ModelSource("broken", tmp_path, ModelKind.HF_FOLDER))
+
+
+def test_a_token_is_spelled_as_the_vocabulary_has_it(tokenizer: Tokenizer, reference: tokenizers.Tokenizer) -> None:
+    ids = [*range(0, tokenizer.vocab_size, 97), tokenizer.vocab_size - 1]
+    assert [tokenizer.token_spelling(token_id) for token_id in ids] == [reference.id_to_token(one) for one in ids]
+    assert tokenizer.token_spelling(tokenizer.vocab_size) == ""

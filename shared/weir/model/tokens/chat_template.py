@@ -17,7 +17,10 @@ from weir.model.errors import ModelError
 from weir.model.files.gguf import read_gguf
 from weir.model.files.source import ModelKind, ModelSource
 
-_DUMMY_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+_DUMMY_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 # what a template can raise by what it does with the messages it is given
 _TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 
@@ -30,8 +33,9 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._template = None if template is None else _compile(model_name, template)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt that asks for the assistant's next message. `messages`: `{"role": …, "content": …}` each.
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt that asks for the assistant's next message; without `add_generation_prompt` only what was said.
+        `messages`: `{"role": …, "content": …}` each.
 
         Raises:
             InvalidRequest: no messages, the template refuses them, or the model has no template.
@@ -44,7 +48,7 @@ class ChatTemplate:
             # None, and not undefined: templates ask `tools is not none`
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
                 **self._special_tokens,

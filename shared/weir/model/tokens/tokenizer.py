@@ -20,6 +20,7 @@ from weir.model.files.source import ModelKind, ModelSource
 from weir.model.tokens.decoders import ByteFallbackDecoder, ByteLevelDecoder, TokenDecoder, byte_of_character
 from weir.model.tokens.gguf import tokenizer_from_gguf
 
+_MAX_CHARS_AT_ONCE = 2048
 _DUMMY_SPACE = "\u0120"  # in GPT-2's alphabet
 
 
@@ -109,7 +110,10 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             problem = f"character {error.start} is a lone surrogate ({text[error.start]!a}), which is not valid Unicode"
             raise InvalidRequest([FieldViolation(field, problem)]) from error
-        return self._backend.encode(text, add_special_tokens=add_bos).ids
+        if len(text) <= _MAX_CHARS_AT_ONCE:
+            return self._backend.encode(text, add_special_tokens=add_bos).ids
+        # `encode` keeps other threads from running until it is done; a batch of one does not, but wakes threads first
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_bos)[0].ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Ids past the vocabulary stand for nothing."""
@@ -127,6 +131,10 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for, special ones too; a token can be a part of a character."""
         return self._all_bytes[token_id]
+
+    def token_spelling(self, token_id: int) -> str:
+        """How the vocabulary writes a token, as `\u0120the` for ` the`; of an id past the vocabulary nothing."""
+        return self._backend.id_to_token(token_id) or ""
 
     def _find_bytes(self, token_id: int) -> bytes | None:
         token = self._backend.id_to_token(token_id)

@@ -1,0 +1,78 @@
+"""What tools ask for beside answers of a model: tokens, one model, the version, the load. In vLLM's and OpenAI's forms.
+
+POST /tokenize, /detokenize    vLLM's
+GET /v1/models, /v1/models/ID  OpenAI's, with vLLM's max_model_len
+GET /version, /load            vLLM's
+"""
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import weir
+from weir_gateway.access import Caller
+from weir_gateway.frontends.http_body import BodyReader
+from weir_gateway.frontends.openai_schema import parse_body
+from weir_gateway.frontends.tools_schema import (
+    DetokenizeBody,
+    TokenizeBody,
+    detokenize_answer,
+    detokenize_request,
+    tokenize_answer,
+    tokenize_request,
+)
+from weir_gateway.input_processor import InputProcessor
+from weir_gateway.requests.models import ServedModel
+
+_JSON = "application/json"
+
+
+class HttpTools:
+    """Handlers for callers that are known. They raise WeirError, and BadBody."""
+
+    def __init__(self, processor: InputProcessor, bodies: BodyReader) -> None:
+        self._processor = processor
+        self._bodies = bodies
+
+    async def version(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        del request, caller, correlation_id
+        return JSONResponse({"version": weir.__version__})
+
+    async def load(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        del request, caller, correlation_id
+        return JSONResponse({"server_load": self._processor.num_open})
+
+    async def models(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        del request, caller, correlation_id
+        return JSONResponse({"object": "list", "data": list(map(_model_json, self._processor.models.list_models()))})
+
+    async def model(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        name = request.path_params["model"]
+        if not name:  # /v1/models/
+            return await self.models(request, caller, correlation_id)
+        return JSONResponse(_model_json(self._processor.models.find(name, "model")))
+
+    async def tokenize(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        del caller, correlation_id
+        body = parse_body(TokenizeBody, await self._bodies.read(request))
+        answer = partial(tokenize_answer, with_strings=bool(body.return_token_strs))
+        content = await self._processor.tokenization.tokenize(tokenize_request(body), answer)
+        return Response(content, media_type=_JSON)
+
+    async def detokenize(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+        del caller, correlation_id
+        body = parse_body(DetokenizeBody, await self._bodies.read(request))
+        content = await self._processor.tokenization.detokenize(detokenize_request(body), detokenize_answer)
+        return Response(content, media_type=_JSON)
+
+
+def _model_json(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "weir",
+        "max_model_len": model.max_context_tokens,
+    }

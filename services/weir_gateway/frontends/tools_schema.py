@@ -1,0 +1,107 @@
+"""The bodies of vLLM's `/tokenize` and `/detokenize`, read as strictly as those of requests, and their answers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from weir.core.errors import FieldViolation, InvalidRequest
+from weir_gateway.frontends.openai_schema import HTTP_NAMES, Message, conversation_of, token_ids_of, unserved
+from weir_gateway.requests.client_request import Conversation, FieldNames, Text, TokenIds
+from weir_gateway.requests.models import ServedModel
+from weir_gateway.tokenization import DetokenizeRequest, TokenizeRequest
+
+DETOKENIZE_NAMES: FieldNames = {**HTTP_NAMES, "token_ids": "tokens"}
+# Values with which a field that is not served changes nothing.
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "mm_processor_kwargs": ({},),
+    "tools": ([],),
+}
+_NUM_AT_ONCE = 4096
+
+
+class TokenizeBody(BaseModel):
+    """`POST /tokenize`, of a text (`prompt`) or a conversation (`messages`)."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    prompt: Any = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """`POST /detokenize`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    tokens: Any = None
+
+
+def tokenize_request(body: TokenizeBody) -> TokenizeRequest:
+    """Raises InvalidRequest for what is not served, and for a text beside a conversation, or neither."""
+    violations = unserved(body.model_extra, _HARMLESS)
+    prompt = _prompt_of(body, violations)
+    if violations:
+        raise InvalidRequest(violations)
+    is_chat = isinstance(prompt, Conversation)
+    return TokenizeRequest(
+        model=body.model or "",
+        prompt=prompt,
+        names=HTTP_NAMES,
+        add_special_tokens=not is_chat if body.add_special_tokens is None else body.add_special_tokens,
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )
+
+
+def detokenize_request(body: DetokenizeBody) -> DetokenizeRequest:
+    """Raises InvalidRequest for what is not served, or is no list of token ids."""
+    violations = unserved(body.model_extra, {})
+    token_ids = token_ids_of(body.tokens)
+    if token_ids is None:
+        violations.append(FieldViolation("tokens", "must be one list of token ids"))
+    if token_ids is None or violations:
+        raise InvalidRequest(violations)
+    return DetokenizeRequest(body.model or "", TokenIds(token_ids), DETOKENIZE_NAMES)
+
+
+def tokenize_answer(model: ServedModel, token_ids: Sequence[int], *, with_strings: bool) -> bytes:
+    """JSON. To be called in a thread where there are many: it lets others run between parts."""
+    strings = "null"
+    if with_strings:
+        strings = _json_array([model.tokenizer.token_spelling(token_id) for token_id in token_ids])
+    head = f'{{"count":{len(token_ids)},"max_model_len":{model.max_context_tokens}'
+    return f'{head},"tokens":{_json_array(token_ids)},"token_strs":{strings}}}'.encode()
+
+
+def detokenize_answer(text: str) -> bytes:
+    """JSON."""
+    return json.dumps({"prompt": text}, ensure_ascii=False).encode()
+
+
+def _prompt_of(body: TokenizeBody, violations: list[FieldViolation]) -> Text | Conversation:
+    if body.messages is not None:
+        if body.prompt is not None:
+            violations.append(FieldViolation("prompt", "comes with messages; give one of them"))
+        return conversation_of(body.messages, violations)
+    if body.add_generation_prompt is not None:
+        violations.append(FieldViolation("add_generation_prompt", "is for messages; leave it out"))
+    if isinstance(body.prompt, str):
+        return Text(body.prompt)
+    problem = "is missing; give it, or messages" if body.prompt is None else "must be one text"
+    violations.append(FieldViolation("prompt", problem))
+    return Text("")
+
+
+def _json_array(values: Sequence[int] | Sequence[str]) -> str:
+    """Part by part: the encoder holds the interpreter until it is done with what it is given."""
+    parts = (values[first : first + _NUM_AT_ONCE] for first in range(0, len(values), _NUM_AT_ONCE))
+    return f"[{','.join(json.dumps(part, ensure_ascii=False, separators=(',', ':'))[1:-1] for part in parts)}]"
