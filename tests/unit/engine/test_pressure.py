@@ -148,6 +148,22 @@ def test_a_crowd_that_fits_a_third_is_preempted_and_served_to_the_end() -> None:
     assert counters.tokens_recomputed == counters.preemptions_dropped == counters.swap_failures == 0
 
 
+@pytest.mark.parametrize("seed", [0, 5, 6, 10])
+def test_decodes_go_on_while_prompts_that_are_to_go_first_lack_the_pages_that_those_hold(seed: int) -> None:
+    pressed = replace(
+        crowd(8, num_pages=8, max_preemptions=10_000),
+        limits=limits(NEVER_S, max_num_seqs=6, max_num_batched_tokens=16, chunk_tokens=64),
+        refusal_rate=0.3,
+        spoil_rate=0.5,
+        seed=seed,
+        policies=((9, "prefill-first"),),
+    )
+    engine = PressedEngine(pressed)
+    engine.run()
+    check(engine)
+    assert engine.batcher.counters.finished == 8
+
+
 def test_without_a_swap_file_the_lost_tokens_are_computed_again() -> None:
     engine = PressedEngine(crowd(6, num_pages=8, num_swap_slots=0))
     engine.run()
