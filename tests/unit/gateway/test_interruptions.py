@@ -79,8 +79,8 @@ async def test_what_a_worker_gives_up_goes_on_elsewhere(
     await give_up(world, "decode", reason)
     assert (await running).text == "hello world"
     assert starts(world) == [(1, ""), (2, "hell")]
+    await world.until(lambda: world.metric("cancels_unconfirmed") == 0, "confirmed")
     assert [cancel.attempt.dispatch for cancel in world.prefill.named("cancel")] == [1]
-    assert world.metric("cancels_unconfirmed") == 0
     await world.until_idle()
     events = [event for span in world.spans.get_finished_spans() for event in span.events]
     (event,) = [event for event in events if event.name == "interrupted"]
