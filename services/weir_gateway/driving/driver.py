@@ -95,11 +95,15 @@ class Driver:
         state = self._states.get(request_id)
         return state is not None and not state.phase.is_terminal and attempt >= state.attempt
 
+    def check_is_open(self) -> None:
+        """Raises Unavailable when nothing more is accepted."""
+        if self._is_draining:
+            raise Unavailable("the gateway is shutting down; another one may serve you", retry_after_s=RETRY_AFTER_S)
+
     @contextmanager
     def reserve(self, num_requests: int) -> Iterator[None]:
         """Keeps room for requests while they are checked. Raises Overloaded or Unavailable when there is none."""
-        if self._is_draining:
-            raise Unavailable("the gateway is shutting down; another one may serve you", retry_after_s=RETRY_AFTER_S)
+        self.check_is_open()
         num_held = len(self._tasks) + self._num_reserved
         if num_held + num_requests > self._settings.max_requests:
             message = f"{num_held} requests are in flight, at most {self._settings.max_requests}; try again later"
