@@ -190,3 +190,24 @@ async def test_a_bucket_takes_no_more_than_it_may_hold(connect: Connect, name: s
     with pytest.raises(BucketFull):
         await bucket.update("third", bytes(1500), revision=0)
     assert await bucket.get("first") == KvEntry("first", bytes(1500), revision)
+
+
+async def test_a_bucket_with_a_number_of_entries_drops_the_oldest_ones(connect: Connect, name: str) -> None:
+    bucket = await (await connect()).bucket(name, max_entries=3, max_bytes=1 << 20, durable=True)
+    for key in ("a", "b", "c", "d"):
+        await bucket.put(key, key.encode())
+    assert sorted(entry.key for entry in await bucket.list_entries()) == ["b", "c", "d"]
+    assert await bucket.get("a") is None
+    await bucket.put("b", b"again")
+    await bucket.put("e", b"e")
+    assert sorted(entry.key for entry in await bucket.list_entries()) == ["b", "d", "e"]
+
+
+async def test_a_bucket_that_drops_is_never_full_of_bytes(connect: Connect, name: str) -> None:
+    bus = await connect()
+    bucket = await bus.bucket(name, max_entries=100, max_bytes=4000, durable=True)
+    for index in range(6):
+        await bucket.put(f"k{index}", bytes(1500))
+    assert sorted(entry.key for entry in await bucket.list_entries()) == ["k4", "k5"]
+    other = await (await connect()).bucket(name, max_entries=100, max_bytes=4000, durable=True)
+    assert await other.get("k5") is not None

@@ -145,9 +145,17 @@ class _Stored:
 class BucketState:
     """The entries of one bucket, on the hub's side."""
 
-    def __init__(self, clock: Clock, ttl_s: float | None, is_durable: bool, max_bytes: int | None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        ttl_s: float | None,
+        is_durable: bool,
+        max_bytes: int | None,
+        max_entries: int | None = None,
+    ) -> None:
         self.is_durable = is_durable
         self._max_bytes = max_bytes
+        self._max_entries = max_entries
         self._clock = clock
         self._ttl_s = ttl_s
         self._stored: dict[str, _Stored] = {}
@@ -157,11 +165,16 @@ class BucketState:
 
     def put(self, key: str, value: bytes | None) -> int:
         check_key(key)
-        if self._max_bytes is not None and value and self._num_bytes() + len(key) + len(value) > self._max_bytes:
+        if self._max_entries is None and value and self._is_over(len(key) + len(value)):
             raise BucketFull(f"the bucket holds its {self._max_bytes} bytes")
         self._revision += 1
         expires_at_s = self._clock.now_s() + self._ttl_s if self._ttl_s is not None else float("inf")
         self._stored[key] = _Stored(KvEntry(key, value, self._revision), expires_at_s)
+        if self._max_entries is not None:
+            for entry in self.present():
+                if len(self._stored) <= self._max_entries and not self._is_over(0):
+                    break
+                del self._stored[entry.key]
         return self._revision
 
     def present(self) -> list[KvEntry]:
@@ -176,8 +189,9 @@ class BucketState:
             return None
         return stored.entry
 
-    def _num_bytes(self) -> int:
-        return sum(len(entry.key) + len(entry.value or b"") for entry in self.present())
+    def _is_over(self, num_new_bytes: int) -> bool:
+        num_bytes = sum(len(entry.key) + len(entry.value or b"") for entry in self.present())
+        return self._max_bytes is not None and num_bytes + num_new_bytes > self._max_bytes
 
     def clear(self) -> None:
         self._stored.clear()
@@ -219,9 +233,11 @@ class InMemoryHub:
         for state in self._buckets.values():
             state.send_everything_again()
 
-    def bucket_state(self, name: str, ttl_s: float | None, durable: bool, max_bytes: int | None) -> BucketState:
+    def bucket_state(
+        self, name: str, ttl_s: float | None, durable: bool, max_bytes: int | None, max_entries: int | None
+    ) -> BucketState:
         if name not in self._buckets:
-            self._buckets[name] = BucketState(self._clock, ttl_s, durable, max_bytes)
+            self._buckets[name] = BucketState(self._clock, ttl_s, durable, max_bytes, max_entries)
         return self._buckets[name]
 
     def forget(self, bus: "InMemoryBus") -> None:
@@ -308,10 +324,16 @@ class InMemoryBus:
         return subscription
 
     async def bucket(
-        self, name: str, *, ttl_s: float | None = None, durable: bool = False, max_bytes: int | None = None
+        self,
+        name: str,
+        *,
+        ttl_s: float | None = None,
+        durable: bool = False,
+        max_bytes: int | None = None,
+        max_entries: int | None = None,
     ) -> "InMemoryBucket":
         self.check_connected()
-        return InMemoryBucket(self, self._hub.bucket_state(name, ttl_s, durable, max_bytes))
+        return InMemoryBucket(self, self._hub.bucket_state(name, ttl_s, durable, max_bytes, max_entries))
 
     async def close(self) -> None:
         self._is_closed = True

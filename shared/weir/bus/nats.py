@@ -133,9 +133,15 @@ class NatsBus:
         return subscription
 
     async def bucket(
-        self, name: str, *, ttl_s: float | None = None, durable: bool = False, max_bytes: int | None = None
+        self,
+        name: str,
+        *,
+        ttl_s: float | None = None,
+        durable: bool = False,
+        max_bytes: int | None = None,
+        max_entries: int | None = None,
     ) -> NatsBucket:
-        form = BucketForm(ttl_s, durable, max_bytes)
+        form = BucketForm(ttl_s, durable, max_bytes, max_entries)
         bucket = NatsBucket(self._client.jetstream(timeout=2), self, name, form)
         await bucket.make()
         return bucket

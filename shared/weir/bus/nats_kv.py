@@ -26,6 +26,8 @@ _MAX_FEED_ENTRIES = 16_384
 _FEED_CHECK_S = 5.0
 _FEED_RETRY_S = 0.25
 _LIST_TIMEOUT_S = 2.0
+_DUPLICATES_S = 120.0
+"""The client's own for its buckets."""
 
 ResultT = TypeVar("ResultT")
 
@@ -88,6 +90,24 @@ class BucketForm(NamedTuple):
     ttl_s: float | None
     is_durable: bool
     max_bytes: int | None
+    max_entries: int | None
+
+    def stream(self, name: str, subject: str) -> api.StreamConfig:
+        """Of a bucket that drops its oldest entries: the stream that the client makes of one, but for that."""
+        return api.StreamConfig(
+            name=name,
+            description=f"{_DESCRIPTION}{WIRE_VERSION}",
+            subjects=[subject],
+            allow_rollup_hdrs=True,
+            deny_delete=True,
+            discard=api.DiscardPolicy.OLD,
+            duplicate_window=min(self.ttl_s or _DUPLICATES_S, _DUPLICATES_S),
+            max_age=self.ttl_s,
+            max_bytes=self.max_bytes,
+            max_msgs=self.max_entries,
+            max_msgs_per_subject=1,
+            storage=api.StorageType.FILE if self.is_durable else api.StorageType.MEMORY,
+        )
 
 
 class NatsBucket:
@@ -103,6 +123,7 @@ class NatsBucket:
         self._jetstream = jetstream
         self._connection = connection
         self._name = name
+        self._form = form
         self._config = api.KeyValueConfig(
             bucket=name,
             description=f"{_DESCRIPTION}{WIRE_VERSION}",
@@ -117,13 +138,19 @@ class NatsBucket:
         """Makes the bucket unless it is there. Raises BucketMismatch for one of another version."""
         with self._connection.mapped_errors(self._name):
             try:
-                return await self._jetstream.create_key_value(self._config)
+                return await self._create()
             except nats.js.errors.BadRequestError as error:
                 if error.err_code != _STREAM_NAME_IN_USE:
                     raise
                 store = await self._jetstream.key_value(self._name)
                 _check_version(self._name, (await store.status()).stream_info.config.description or "")
                 return store
+
+    async def _create(self) -> KeyValue:
+        if self._form.max_entries is None:
+            return await self._jetstream.create_key_value(self._config)
+        await self._jetstream.add_stream(self._form.stream(f"KV_{self._name}", f"{self._prefix}>"))
+        return self._store()
 
     async def put(self, key: str, value: bytes) -> int:
         check_key(key)
@@ -208,7 +235,7 @@ class NatsBucket:
         return True
 
     async def _run(self, operation: Callable[[KeyValue], Awaitable[ResultT]]) -> ResultT:
-        store = KeyValue(self._name, f"KV_{self._name}", self._prefix, self._jetstream, False)
+        store = self._store()
         try:
             with self._connection.mapped_errors(self._name):
                 return await operation(store)
@@ -219,6 +246,10 @@ class NatsBucket:
             store = await self.make()
             with self._connection.mapped_errors(self._name):
                 return await operation(store)
+
+
+    def _store(self) -> KeyValue:
+        return KeyValue(self._name, f"KV_{self._name}", self._prefix, self._jetstream, False)
 
 
 def _check_version(name: str, description: str) -> None:

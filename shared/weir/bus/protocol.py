@@ -136,10 +136,18 @@ class Bus(Protocol):
         ...
 
     async def bucket(
-        self, name: str, *, ttl_s: float | None = None, durable: bool = False, max_bytes: int | None = None
+        self,
+        name: str,
+        *,
+        ttl_s: float | None = None,
+        durable: bool = False,
+        max_bytes: int | None = None,
+        max_entries: int | None = None,
     ) -> KvBucket:
-        """Opens the bucket, making it if need be; one that exists keeps the `ttl_s` and `max_bytes` that it was made
-        with. What goes over `max_bytes`, of keys, values, and what a server keeps beside them, raises BucketFull.
+        """Opens the bucket, making it if need be; one that exists keeps the `ttl_s` and bounds that it was made with.
+        What goes over `max_bytes`, of keys, values, and what a server keeps beside them, raises BucketFull. With
+        `max_entries` it does not: over either bound the entries that were put longest ago are dropped, and no watch
+        shows that.
 
         The entries of a bucket that is not durable are gone when the server restarts; it is then made anew by itself.
         """

@@ -200,7 +200,14 @@ class _CountingBus(InMemoryBus):
         self.buckets: list[str] = []
 
     async def bucket(
-        self, name: str, *, ttl_s: float | None = None, durable: bool = False, max_bytes: int | None = None
+        self,
+        name: str,
+        *,
+        ttl_s: float | None = None,
+        durable: bool = False,
+        max_bytes: int | None = None,
+        max_entries: int | None = None,
     ) -> InMemoryBucket:
         self.buckets.append(name)
-        return await super().bucket(name, ttl_s=ttl_s, durable=durable, max_bytes=max_bytes)
+        bounds = {"max_bytes": max_bytes, "max_entries": max_entries}
+        return await super().bucket(name, ttl_s=ttl_s, durable=durable, **bounds)
