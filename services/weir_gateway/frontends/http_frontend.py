@@ -1,36 +1,29 @@
 """The HTTP frontend: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
 
-import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, WeirError
-from weir.core.tasks import end_tasks
 from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.correlation import correlation_of, mark
+from weir_gateway.frontends.error_forms import error_form_of
+from weir_gateway.frontends.event_stream import EventStream, watched
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
-from weir_gateway.frontends.openai_render import (
-    AnswerRenderer,
-    error_body,
-    error_headers,
-    error_status,
-)
+from weir_gateway.frontends.openai_render import AnswerRenderer, error_body
 from weir_gateway.frontends.openai_schema import (
     ChatBody,
     CommonBody,
@@ -39,7 +32,6 @@ from weir_gateway.frontends.openai_schema import (
     completion_request,
     parse_body,
 )
-from weir_gateway.frontends.send_watch import SendWatch
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import ClientRequest
@@ -96,15 +88,15 @@ class HttpFrontend:
                 correlation.check()
                 response = await handler(request, caller)
             except WeirError as error:
-                response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
+                response = error_form_of(request.url.path).of_error(error, correlation_id)
             except BadBody as error:
-                response = JSONResponse(_plain_error(str(error), "invalid_request_error"), error.status)
+                response = error_form_of(request.url.path).of_status(error.status, str(error), correlation_id)
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
             except Exception as error:  # noqa: BLE001 - the boundary of one HTTP request: logged, counted, answered
                 what = f"{request.method} {request.url.path[:_MAX_SHOWN_CHARS]}"
                 internal = self._internal_error(what, error, {"correlation_id": correlation_id})
-                response = JSONResponse(error_body(internal), 500)
+                response = error_form_of(request.url.path).of_error(internal, correlation_id)
             mark(response, correlation_id)
             return response
 
@@ -140,7 +132,7 @@ class HttpFrontend:
         opened = await self._processor.open(client_request, caller, extract(dict(request.headers)), None)
         try:
             renderer = AnswerRenderer(opened, includes_usage=body.includes_usage)
-            async with _watched(request.receive, opened.leave):
+            async with watched(request.receive, opened.leave):
                 if not client_request.is_stream:
                     return JSONResponse(await _whole_answer(opened, renderer))
                 # Before the first delta an error still gets a status of its own.
@@ -199,86 +191,6 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[s
     return renderer.whole([joined(choice) for choice in deltas])
 
 
-@contextlib.asynccontextmanager
-async def _watched(receive: Receive, on_disconnect: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `on_disconnect` when the client goes away. The request's body must have been read."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        on_disconnect()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        await end_tasks([watching])
-
-
-class EventStream(Response):
-    """Sends what `events` yields, under the connection's flow control. `leave` is called at the end, however it comes.
-
-    A client that does not read for `send_timeout_s` is given up: its connection is closed.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        leave: Callable[[], None],
-        *,
-        send_timeout_s: float,
-        log_ids: Mapping[str, str],
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._events = events
-        self._leave = leave
-        self._send_timeout_s = send_timeout_s
-        self._log_ids = log_ids
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(None) as giving_up, _watched(receive, self._leave):
-                watch = SendWatch(self._send_timeout_s, lambda: giving_up.reschedule(loop.time()))
-                with contextlib.closing(watch):
-                    await _in_own_task(self._send_all(send, watch))
-        except TimeoutError:
-            # Returning before the body's end makes the server close the connection.
-            message = "a client has not read its stream for %g s and is given up"
-            logger.warning(message, self._send_timeout_s, extra=self._log_ids)
-        finally:
-            self._leave()
-
-    async def _send_all(self, send: Send, watch: SendWatch) -> None:
-        watch.begin()
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        watch.end()
-        async for data in self._events:
-            watch.begin()
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-            watch.end()
-        watch.begin()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        watch.end()
-
-
-async def _in_own_task(work: Coroutine[Any, Any, None]) -> None:
-    """What wakes up for each token resumes its own few frames, and not those of all who called it."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait([task])
-    finally:
-        await end_tasks([task])
-    task.result()
-
-
-def _plain_error(message: str, kind: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
-
-
 def _open(answer: Callable[[], Response]) -> Endpoint:
     """For anybody. What is asked with an id that cannot be taken over is answered all the same: probes have no use for
     an error."""
@@ -294,7 +206,8 @@ def _open(answer: Callable[[], Response]) -> Endpoint:
 def _on_http_exception(request: Request, error: HTTPException) -> Response:
     """No such path or method."""
     message = f"{request.method} {request.url.path[:_MAX_SHOWN_CHARS]}: {error.detail}"
-    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    response = JSONResponse(_plain_error(message, kind), error.status_code, headers=error.headers)
-    mark(response, correlation_of(request.headers).correlation_id)
+    correlation_id = correlation_of(request.headers).correlation_id
+    response = error_form_of(request.url.path).of_status(error.status_code, message, correlation_id)
+    response.headers.update(error.headers or {})
+    mark(response, correlation_id)
     return response

@@ -6,15 +6,14 @@ from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from weir.core.errors import Unavailable
 from weir_gateway.frontends.correlation import correlation_of, mark
+from weir_gateway.frontends.error_forms import error_form_of
 from weir_gateway.frontends.http_connections import ConnectionBook
-from weir_gateway.frontends.openai_render import error_body, error_headers, error_status
 from weir_gateway.frontends.send_batch import BatchedTransport, SendBatch
 
 _BUSY_RETRY_S = 2.0
@@ -32,8 +31,9 @@ def protocol_with_bounds(book: ConnectionBook, head_timeout_s: float) -> Callabl
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     """The application where there is no room for the request."""
     error = Unavailable("as many requests as this port takes are open; try again later", retry_after_s=_BUSY_RETRY_S)
-    response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
-    mark(response, correlation_of(Headers(scope=scope)).correlation_id)
+    correlation_id = correlation_of(Headers(scope=scope)).correlation_id
+    response = error_form_of(scope["path"]).of_error(error, correlation_id)
+    mark(response, correlation_id)
     await response(scope, receive, send)
 
 

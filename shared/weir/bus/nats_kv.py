@@ -247,7 +247,6 @@ class NatsBucket:
             with self._connection.mapped_errors(self._name):
                 return await operation(store)
 
-
     def _store(self) -> KeyValue:
         return KeyValue(self._name, f"KV_{self._name}", self._prefix, self._jetstream, False)
 

@@ -106,6 +106,11 @@ class Subjects:
         has the version of what is in it."""
         return f"weir_{self.namespace}_keys_v1"
 
+    def responses_bucket(self, tenant_name: str) -> str:
+        """Answers of one tenant, kept by gateways: `weir.bus.responses`. Durable; entries expire; bounded. Its name has
+        the version of what is in it."""
+        return f"weir_{self.namespace}_responses_v1_{tenant_name}"
+
 
 WORKER_TTL_S = 3.0
 """A worker puts its record every second; one that is silent for this long is lost. `ttl_s` of the workers bucket."""

@@ -18,7 +18,7 @@ from weir.core.errors import DeadlineExceeded
 from weir.core.options import GenerateOptions
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2_grpc
-from weir_gateway.frontends.http_frontend import EventStream
+from weir_gateway.frontends.event_stream import EventStream
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
 PATIENT = replace(
