@@ -62,6 +62,9 @@ class GatewayConfig(ServiceConfig):
         "higher-first", "Which way the field `priority` of HTTP requests goes: up or down the lanes from the default."
     )
     send_timeout_s: float = setting(60.0, "Seconds after which a client that does not read is given up.")
+    keeps_responses: bool = setting(
+        True, "Keep answers of /v1/responses for a day, for all gateways, so that a request can go on from one."
+    )
 
     resume_s: float = setting(
         30.0,

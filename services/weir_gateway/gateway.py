@@ -27,6 +27,7 @@ from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, S
 from weir_gateway.entry.entry import Entry
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
+from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.keys.key_store import KeyStore
 from weir_gateway.keys.keyed_requests import KeyedRequests, KeySettings
@@ -56,6 +57,7 @@ class GatewaySettings:
     access_wait_s: float = 8.0
     """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
     is_lower_priority_first: bool = False
+    keeps_responses: bool = True
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "GatewaySettings":
@@ -86,6 +88,7 @@ class GatewaySettings:
             ),
             access_wait_s=config.scheduler_wait_s,
             is_lower_priority_first=config.openai_priority == "lower-first",
+            keeps_responses=config.keeps_responses,
         )
 
 
@@ -149,7 +152,10 @@ class Gateway:
             RequestSpans(process.tracer, clock),
         )
         self.processor = InputProcessor(models, self._entry, settings.limits, lengths, self._driver, self._keys, spans)
-        self._frontend = HttpFrontend(self.processor, settings.http, lambda: self._is_ready, process.bodies)
+        self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
+        self._frontend = HttpFrontend(
+            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses
+        )
         self._http = HttpServer(self._frontend.make_app(), settings.http, process.request_shutdown)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
@@ -207,6 +213,7 @@ class Gateway:
             **self._driver.metrics(),
             **self._keys.metrics(),
             **self._key_store.metrics(),
+            **(self._responses.metrics() if self._responses is not None else {}),
             **self._http.metrics(),
             "registry_malformed_total": float(self._decode_workers.num_malformed),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],

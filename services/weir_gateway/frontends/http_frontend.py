@@ -15,8 +15,10 @@ from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.answering import Answering
+from weir_gateway.frontends.anthropic.handlers import MessagesApi
 from weir_gateway.frontends.correlation import correlation_of, mark
-from weir_gateway.frontends.error_forms import error_form_of
+from weir_gateway.frontends.error_forms import MESSAGES_PATH, error_form_of
 from weir_gateway.frontends.event_stream import EventStream, watched
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
@@ -32,6 +34,8 @@ from weir_gateway.frontends.openai_schema import (
     completion_request,
     parse_body,
 )
+from weir_gateway.frontends.responses.handlers import ResponsesApi
+from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import ClientRequest
@@ -48,20 +52,33 @@ class HttpFrontend:
     """Routes, and translates; `is_ready` decides what /health answers. `bodies` bounds those that are being read."""
 
     def __init__(
-        self, processor: InputProcessor, settings: HttpSettings, is_ready: Callable[[], bool], bodies: BodyBudget
+        self,
+        processor: InputProcessor,
+        settings: HttpSettings,
+        is_ready: Callable[[], bool],
+        bodies: BodyBudget,
+        store: ResponseStore | None = None,
     ) -> None:
         self._processor = processor
         self._settings = settings
         self._is_ready = is_ready
         self._bodies = BodyReader(settings, bodies)
         self._tools = HttpTools(processor, self._bodies)
+        answering = Answering(processor, settings.send_timeout_s, self._internal_error)
+        self._responses = ResponsesApi(processor, self._bodies, answering, store)
+        self._messages = MessagesApi(processor, self._bodies, answering)
         self.num_internal_errors = 0
 
     def make_app(self) -> HttpApp:
-        tools = self._tools
+        tools, responses, messages = self._tools, self._responses, self._messages
         for_callers: tuple[tuple[str, str, _Handler], ...] = (
             ("POST", "/v1/chat/completions", self._chat),
             ("POST", "/v1/completions", self._completions),
+            ("POST", "/v1/responses", responses.create),
+            ("GET", "/v1/responses/{response_id}", responses.retrieve),
+            ("DELETE", "/v1/responses/{response_id}", responses.delete),
+            ("POST", MESSAGES_PATH, messages.create),
+            ("POST", f"{MESSAGES_PATH}/count_tokens", messages.count_tokens),
             ("GET", "/v1/models", tools.models),
             ("GET", "/v1/models/{model:path}", tools.model),
             ("POST", "/tokenize", tools.tokenize),

@@ -119,6 +119,8 @@ class Output:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._num_tokens = 0
         self._finish_reason: FinishReason | None = None
+        self.matched_stop: str | None = None
+        """The stop string that ended it, if one did."""
         self._make_anew = make_anew
         self._begins_at = 0
         """The client has all tokens before this one."""
@@ -185,6 +187,7 @@ class Output:
         if self._make_anew is None:
             raise ValueError("this output is taken once")
         reason, self._finish_reason = self._finish_reason, None
+        self.matched_stop = None
         self._detokenizer, self._stops = self._make_anew()
         self._pending, self._num_tokens = OutputDelta(0), 0
         self._begins_at, self.num_skipped_chars = first_index, 0
@@ -268,6 +271,7 @@ class Output:
         self._pending.text += result.text
         if result.matched is not None:
             self._finish_reason = FinishReason.STOP
+            self.matched_stop = result.matched
         return result.matched is not None
 
     def _end_text(self) -> None:

@@ -1,0 +1,106 @@
+"""What the bodies of APIs beside OpenAI's older ones share: sampling, Weir's own fields, and how an option is made of
+each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from weir.core.errors import FieldViolation
+from weir.core.options import NUMBER_RULES, GenerateOptions
+
+MAX_VIOLATIONS = 16
+"""That are told of one body."""
+_MAX_SHOWN_CHARS = 80
+
+
+class AdapterBody(BaseModel):
+    """What OpenAI and Anthropic have in common, what vLLM has beyond, and Weir's own, as `/v1/completions` names it."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    lane: str | None = None
+    priority: int | None = None
+    ttft_target_ms: int | None = None
+    itl_target_ms: int | None = None
+    expected_output_tokens: int | None = None
+    deadline_ms: int | None = None
+    cache_salt: str | None = None
+    cache_prompt: bool | None = None
+
+    def options(self, **own: Any) -> GenerateOptions:
+        """`own`: those whose fields have other names in each API."""
+        numbers: dict[str, Any] = {rule.name: getattr(self, rule.name, None) for rule in NUMBER_RULES}
+        return GenerateOptions(
+            model=self.model or "",
+            lane=self.lane or "",
+            cache_salt=self.cache_salt or "",
+            skips_prefix_cache=self.cache_prompt is False,
+            **(numbers | own),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UndeclaredFields:
+    """Those that a body does not declare. `neutral`: the values with which a field that is not served changes nothing;
+    with others it is refused for the reason in `reasons`, if there is one. `ignored`: whatever their values."""
+
+    neutral: Mapping[str, tuple[Any, ...]]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+
+    def check(self, extra: Mapping[str, Any] | None, violations: list[FieldViolation]) -> None:
+        """Adds to `violations` what is refused. null is as good as absent."""
+        for name, value in (extra or {}).items():
+            if value is None or name in self.ignored or len(violations) >= MAX_VIOLATIONS:
+                continue
+            if name not in self.neutral:
+                violations.append(FieldViolation(shown(name), "is not a field of this request"))
+            elif not any(
+                value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.neutral[name]
+            ):
+                reason = self.reasons.get(name, "is not served")
+                violations.append(FieldViolation(name, f"{reason}; leave it out"))
+
+
+def shown(text: object) -> str:
+    """For a message, of what a client sent."""
+    plain = text if isinstance(text, str) else repr(text)
+    return plain if len(plain) <= _MAX_SHOWN_CHARS else plain[: _MAX_SHOWN_CHARS - 1] + "…"
+
+
+def text_of(
+    value: object, field_name: str, types: frozenset[str], ignored: frozenset[str], violations: list[FieldViolation]
+) -> str:
+    """Of a content that is a text or a list of parts, whose texts are joined as they are.
+
+    `types`: of parts that are text; `ignored`: of those that are dropped, since they change nothing. What else there is
+    goes to `violations`.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        violations.append(FieldViolation(field_name, "must be a text, or a list of parts"))
+        return ""
+    texts = []
+    for index, part in enumerate(value):
+        kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
+        if isinstance(kind, str) and kind in ignored:
+            continue
+        if isinstance(kind, str) and kind in types and isinstance(text, str):
+            texts.append(text)
+        elif len(violations) < MAX_VIOLATIONS:
+            wanted = f"must be a part of type {' or '.join(sorted(types))} with a text"
+            violations.append(FieldViolation(f"{field_name}[{index}]", f"is of type {shown(kind)}; {wanted}"))
+    return "".join(texts)

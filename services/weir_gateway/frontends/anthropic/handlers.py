@@ -1,0 +1,79 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`."""
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from weir.core.errors import WeirError
+from weir.core.life import FinishReason
+from weir_gateway.access import Caller
+from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.answering import Answering
+from weir_gateway.frontends.anthropic.render import MessageEnd, MessageRenderer, MessageUsage
+from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody, count_request, messages_request
+from weir_gateway.frontends.error_forms import ANTHROPIC_ID_HEADER
+from weir_gateway.frontends.http_body import BodyReader
+from weir_gateway.frontends.http_keys import key_of
+from weir_gateway.frontends.openai_render import Json
+from weir_gateway.frontends.openai_schema import parse_body
+from weir_gateway.input_processor import InputProcessor
+from weir_gateway.requests.output import OutputDelta
+
+
+class MessagesApi:
+    """Handlers for callers that are known. They raise WeirError, and BadBody."""
+
+    def __init__(self, processor: InputProcessor, bodies: BodyReader, answering: Answering) -> None:
+        self._processor = processor
+        self._bodies = bodies
+        self._answering = answering
+
+    async def create(self, request: Request, caller: Caller) -> Response:
+        self._processor.check_room(caller, key_of(request.headers))
+        correlation_id = request.state.correlation_id
+        asked = messages_request(parse_body(MessagesBody, await self._bodies.read(request)), correlation_id)
+        response = await self._answering.answer(request, caller, asked, _Answer)
+        response.headers[ANTHROPIC_ID_HEADER] = correlation_id
+        return response
+
+    async def count_tokens(self, request: Request, caller: Caller) -> Response:
+        tokenization = self._processor.tokenization
+        tokenization.check_room(caller)
+        asked = count_request(parse_body(CountTokensBody, await self._bodies.read(request)))
+        num_tokens = await tokenization.tokenize(asked, caller, lambda _, token_ids: len(token_ids))
+        headers = {ANTHROPIC_ID_HEADER: request.state.correlation_id}
+        return JSONResponse({"input_tokens": num_tokens}, headers=headers)
+
+
+class _Answer:
+    """An `AnswerForm`."""
+
+    def __init__(self, opened: OpenRequest) -> None:
+        self._opened = opened
+        checked = opened.checked
+        self._renderer = MessageRenderer(opened.request_id, checked.model.name, checked.client_request.correlation_id)
+        self._texts = self._renderer.texts()
+        self._finish_reason: FinishReason | None = None
+
+    async def whole(self, output: OutputDelta) -> Json:
+        self._finish_reason = output.finish_reason
+        return self._renderer.whole(output.text, self._end(), self._usage())
+
+    def opening(self) -> bytes:
+        return self._renderer.opening(MessageUsage(self._opened.num_prompt_tokens, self._opened.num_cached_tokens))
+
+    def delta(self, delta: OutputDelta) -> bytes:
+        self._finish_reason = delta.finish_reason
+        return self._texts.event(delta.text) if delta.text else b""
+
+    async def closing(self) -> bytes:
+        return self._renderer.closing(self._end(), self._usage())
+
+    def failure(self, error: WeirError) -> bytes:
+        return self._renderer.failure(error)
+
+    def _end(self) -> MessageEnd:
+        return MessageEnd(self._finish_reason, self._opened.states[0].output.matched_stop)
+
+    def _usage(self) -> MessageUsage:
+        opened = self._opened
+        return MessageUsage(opened.num_prompt_tokens, opened.num_cached_tokens, opened.num_output_tokens)

@@ -1,0 +1,159 @@
+"""`/v1/responses`: create, retrieve and delete."""
+
+import time
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from weir.core.errors import FieldViolation, InvalidRequest, NotFound, WeirError
+from weir.core.life import FinishReason
+from weir_gateway.access import Caller
+from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.answering import Answering
+from weir_gateway.frontends.http_body import BodyReader
+from weir_gateway.frontends.http_keys import key_of
+from weir_gateway.frontends.openai_render import Json, LogprobsRenderer
+from weir_gateway.frontends.openai_schema import parse_body
+from weir_gateway.frontends.responses.render import ResponseEvents, ResponseHead, ResponseState, TokenCounts, kept
+from weir_gateway.frontends.responses.schema import AskedResponse, ResponsesBody, Turn, asked_response
+from weir_gateway.frontends.responses.store import KeptResponse, ResponseStore
+from weir_gateway.input_processor import InputProcessor
+from weir_gateway.requests.output import OutputDelta
+
+_JSON = "application/json"
+_PREVIOUS = "previous_response_id"
+_MAX_SHOWN_CHARS = 80
+
+
+class ResponsesApi:
+    """Handlers for callers that are known. They raise WeirError, and BadBody. `store` None: no answer is kept."""
+
+    def __init__(
+        self, processor: InputProcessor, bodies: BodyReader, answering: Answering, store: ResponseStore | None
+    ) -> None:
+        self._processor = processor
+        self._bodies = bodies
+        self._answering = answering
+        self._store = store
+
+    async def create(self, request: Request, caller: Caller) -> Response:
+        self._processor.check_room(caller, key_of(request.headers))
+        asked = asked_response(parse_body(ResponsesBody, await self._bodies.read(request)))
+        previous = await self._previous_turns(asked, caller)
+        store = self._store if asked.is_to_be_kept else None
+        return await self._answering.answer(
+            request,
+            caller,
+            asked.client_request(previous, request.state.correlation_id),
+            partial(_Answer, asked, (*previous, *asked.turns), caller.tenant, store),
+        )
+
+    async def retrieve(self, request: Request, caller: Caller) -> Response:
+        if request.query_params.get("stream", "false") == "true":
+            problem = "is not served: what is kept of an answer is the whole of it; leave it out"
+            raise InvalidRequest([FieldViolation("stream", problem)])
+        return Response((await self._kept(request, caller)).response, media_type=_JSON)
+
+    async def delete(self, request: Request, caller: Caller) -> Response:
+        response_id = request.path_params["response_id"]
+        if self._store is None or not await self._store.delete(caller.tenant, response_id):
+            raise _not_found("response_id", response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def _kept(self, request: Request, caller: Caller) -> KeptResponse:
+        """Raises NotFound, Unavailable."""
+        response_id = request.path_params["response_id"]
+        found = None if self._store is None else await self._store.try_get(caller.tenant, response_id)
+        if found is None:
+            raise _not_found("response_id", response_id)
+        return found
+
+    async def _previous_turns(self, asked: AskedResponse, caller: Caller) -> tuple[Turn, ...]:
+        """Raises InvalidRequest without a store, NotFound, Unavailable."""
+        previous_id = asked.body.previous_response_id
+        if previous_id is None:
+            return ()
+        if self._store is None:
+            problem = "is not served: this gateway keeps no answers; give the turns themselves in input"
+            raise InvalidRequest([FieldViolation(_PREVIOUS, problem)])
+        found = await self._store.try_get(caller.tenant, previous_id)
+        if found is None:
+            raise _not_found(_PREVIOUS, previous_id)
+        return found.turns
+
+
+class _Answer:
+    """An `AnswerForm`. `turns`: the conversation before the answer; `store` None: it is not to be kept."""
+
+    def __init__(
+        self,
+        asked: AskedResponse,
+        turns: tuple[Turn, ...],
+        tenant: str,
+        store: ResponseStore | None,
+        opened: OpenRequest,
+    ) -> None:
+        self._opened = opened
+        self._turns = turns
+        self._tenant = tenant
+        self._store = store
+        checked = opened.checked
+        self._head = ResponseHead(
+            request_id=opened.request_id,
+            created_unix_s=int(time.time()),
+            model=checked.model.name,
+            temperature=checked.sampling.temperature,
+            top_p=checked.sampling.top_p,
+            asked=asked,
+        )
+        self._events = ResponseEvents(self._head)
+        self._logprobs = LogprobsRenderer(checked.model.tokenizer.token_bytes)
+        self._texts: list[str] = []
+        self._entries: list[Json] = []
+        """Of log-probabilities, one a token."""
+        self._finish_reason: FinishReason | None = None
+
+    async def whole(self, output: OutputDelta) -> Json:
+        self._take(output)
+        return self._head.response(await self._end())
+
+    def opening(self) -> bytes:
+        return self._events.opening(is_kept=self._store is not None)
+
+    def delta(self, delta: OutputDelta) -> bytes:
+        entries = self._take(delta)
+        return self._events.delta(delta.text, entries) if delta.text or entries else b""
+
+    async def closing(self) -> bytes:
+        return self._events.closing(await self._end())
+
+    def failure(self, error: WeirError) -> bytes:
+        return self._events.failure(error)
+
+    def _take(self, delta: OutputDelta) -> list[Json]:
+        """The entries of its log-probabilities."""
+        entries: list[Json] = self._logprobs.chat_json(delta.logprobs)["content"] if delta.logprobs else []
+        self._texts.append(delta.text)
+        self._entries += entries
+        self._finish_reason = delta.finish_reason
+        return entries
+
+    async def _end(self) -> ResponseState:
+        opened = self._opened
+        counts = TokenCounts(opened.num_prompt_tokens, opened.num_cached_tokens, opened.num_output_tokens)
+        return await self._kept(ResponseState.ended(self._finish_reason, "".join(self._texts), self._entries, counts))
+
+    async def _kept(self, state: ResponseState) -> ResponseState:
+        """Before its client knows of the end, so that it can go on from it at any gateway."""
+        if self._store is None:
+            return state
+        as_kept = kept(state)
+        turns: tuple[Turn, ...] = (*self._turns, ("assistant", state.text))
+        is_kept = await self._store.try_keep(self._tenant, self._head.response(as_kept), turns)
+        return as_kept if is_kept else state
+
+
+def _not_found(field: str, response_id: str) -> NotFound:
+    shown = response_id if len(response_id) <= _MAX_SHOWN_CHARS else response_id[: _MAX_SHOWN_CHARS - 1] + "…"
+    return NotFound(field, f"{field}: no answer {shown!r} is kept; it may have expired, or been sent with store: false")

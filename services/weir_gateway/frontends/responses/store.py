@@ -1,0 +1,133 @@
+"""Answers that a later request may go on from, in buckets that every gateway of the stack shares; one a tenant."""
+
+import asyncio
+import json
+import logging
+import re
+from collections import Counter
+
+from weir.bus.codec import MalformedMessage, decode, encode
+from weir.bus.protocol import Bus, BusError, BusUnavailable, KvBucket
+from weir.bus.responses import (
+    MAX_RESPONSE_BYTES,
+    MAX_RESPONSES,
+    RESPONSE_BUCKET_BYTES,
+    RESPONSE_TTL_S,
+    ResponseRecord,
+    tenant_name,
+)
+from weir.bus.subjects import Subjects
+from weir.core.errors import Unavailable
+from weir_gateway.frontends.openai_render import Json
+from weir_gateway.frontends.responses.schema import Turn
+
+logger = logging.getLogger(__name__)
+
+_RESPONSE_ID = re.compile(r"resp_([0-9a-f]{32})")
+_RETRY_AFTER_S = 2.0
+
+
+class ResponseStore:
+    """What cannot be read now is Unavailable at once; what cannot be kept is not, and its answer says so.
+
+    An operation takes `timeout_s` at most: an answer is complete before it is kept, and its client waits for it.
+    """
+
+    def __init__(self, bus: Bus, subjects: Subjects, *, timeout_s: float = 2.0) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._timeout_s = timeout_s
+        self._buckets: dict[str, KvBucket] = {}
+        """By tenant: as many as the limits file has, or had."""
+        self._counts: Counter[str] = Counter()
+
+    async def try_get(self, tenant: str, response_id: str) -> "KeptResponse | None":
+        """None: the tenant has no such answer, or has it no more. Raises Unavailable."""
+        key = _try_find_key(response_id)
+        if key is None:
+            return None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                entry = await (await self._bucket(tenant)).get(key)
+            return None if entry is None else KeptResponse(decode(ResponseRecord, entry.value or b""))
+        except (BusError, TimeoutError) as error:
+            raise _unavailable(error) from error
+        except MalformedMessage as error:
+            self._counts["malformed"] += 1
+            logger.warning("what is kept of %s cannot be read: %s", response_id, error)
+            return None
+
+    async def try_keep(self, tenant: str, response: Json, turns: tuple[Turn, ...]) -> bool:
+        """`turns`: the conversation up to and with the answer. False: it is too large, or the bus is away."""
+        key = _try_find_key(response["id"])
+        packed = _dump(response), _dump(turns)
+        if key is None or sum(map(len, packed)) > MAX_RESPONSE_BYTES:
+            self._counts["too_large"] += 1
+            return False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await (await self._bucket(tenant)).put(key, encode(ResponseRecord(*packed)))
+        except (BusError, TimeoutError) as error:
+            self._counts["lost"] += 1
+            logger.warning("the answer %s is not kept: %s", response["id"], error)
+            return False
+        self._counts["kept"] += 1
+        return True
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """False: the tenant has no such answer. Raises Unavailable."""
+        if await self.try_get(tenant, response_id) is None:
+            return False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await (await self._bucket(tenant)).delete(_try_find_key(response_id) or "")
+        except (BusError, TimeoutError) as error:
+            raise _unavailable(error) from error
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            f"responses_{name}_total": float(self._counts[name]) for name in ("kept", "too_large", "lost", "malformed")
+        }
+
+    async def _bucket(self, tenant: str) -> KvBucket:
+        """Raises BusError."""
+        if not self._bus.is_connected:
+            raise BusUnavailable("the bus is away")
+        if tenant not in self._buckets:
+            self._buckets[tenant] = await self._bus.bucket(
+                self._subjects.responses_bucket(tenant_name(tenant)),
+                ttl_s=RESPONSE_TTL_S,
+                durable=True,
+                max_bytes=RESPONSE_BUCKET_BYTES,
+                max_entries=MAX_RESPONSES,
+            )
+        return self._buckets[tenant]
+
+
+class KeptResponse:
+    """One answer from the store. Raises MalformedMessage for what no gateway has written."""
+
+    def __init__(self, record: ResponseRecord) -> None:
+        try:
+            turns = json.loads(record.turns)
+            self.turns: tuple[Turn, ...] = tuple((str(role), str(text)) for role, text in turns)
+        except (ValueError, TypeError) as error:
+            raise MalformedMessage("turns", str(error)) from error
+        self.response = record.response
+        """JSON."""
+
+
+def _try_find_key(response_id: str) -> str | None:
+    """Nothing else of what a client sends becomes a key of a bucket."""
+    match = _RESPONSE_ID.fullmatch(response_id)
+    return None if match is None else match[1]
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _unavailable(error: BusError | TimeoutError) -> Unavailable:
+    message = f"kept answers cannot be looked up now ({error or 'no answer in time'}); try again"
+    return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
