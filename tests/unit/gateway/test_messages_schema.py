@@ -1,0 +1,106 @@
+"""Bodies of `/v1/messages`: what is taken, what is refused, and by which name."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from weir.core.errors import InvalidRequest
+from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody, count_request, messages_request
+from weir_gateway.requests.client_request import ClientRequest, Conversation
+
+USER = {"role": "user", "content": "x"}
+TOOL = {"name": "look", "input_schema": {}}
+
+
+def asked(**fields: Any) -> ClientRequest:
+    return messages_request(MessagesBody.model_validate({"max_tokens": 5, "messages": [USER], **fields}), "name")
+
+
+def turns_of(prompt: object) -> list[tuple[str, str]]:
+    assert isinstance(prompt, Conversation)
+    return [(turn["role"], turn["content"]) for turn in prompt.messages]
+
+
+def refused(**fields: Any) -> str:
+    """The one field that is."""
+    with pytest.raises(InvalidRequest) as error:
+        asked(**fields)
+    [violation] = error.value.violations
+    return violation.field
+
+
+def test_the_system_comes_first_and_blocks_are_joined_as_they_are() -> None:
+    cached = {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}
+    request = asked(
+        system=[{"type": "text", "text": "a"}, cached],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "1"}, cached]},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "2"}]},
+            {"role": "user", "content": "3"},
+        ],
+    )
+    assert turns_of(request.prompt) == [("system", "ab"), ("user", "1b"), ("assistant", "2"), ("user", "3")]
+
+
+def test_each_number_arrives_at_its_option() -> None:
+    request = asked(
+        temperature=0.25, top_p=0.5, top_k=3, stop_sequences=["END", "."], stream=True, lane="batch", seed=2
+    )
+    options = request.options
+    assert (options.max_tokens, options.temperature, options.top_p, options.top_k) == (5, 0.25, 0.5, 3)
+    assert (options.stop, options.lane, options.seed) == (("END", "."), "batch", 2)
+    assert (request.is_stream, request.correlation_id) == (True, "name")
+    assert request.names["stop"] == "stop_sequences"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [], "tool_choice": {"type": "auto"}},
+        {"tools": [TOOL, {"type": "of_next_year"}], "tool_choice": {"type": "none"}},
+        {"thinking": {"type": "disabled"}},
+        {"metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": {"type": "ephemeral"}},
+        {"mcp_servers": [], "container": None, "output_config": {}},
+        {"system": None},
+    ],
+    ids=str,
+)
+def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
+    assert turns_of(asked(**fields).prompt) == [("user", "x")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": [TOOL]}, "tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": ["none"]}}, "tool_choice"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
+        ({"output_config": {"effort": "high"}}, "output_config"),
+        ({"mcp_servers": [{"url": "u"}]}, "mcp_servers"),
+        ({"stop": ["x"]}, "stop"),
+        ({"system": 7}, "system"),
+        ({"system": [{"type": "image"}]}, "system[0]"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [USER, {"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[1].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [USER, {"role": "assistant", "content": "so"}]}, "messages"),
+    ],
+    ids=str,
+)
+def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    assert refused(**fields) == field
+
+
+def test_a_message_needs_its_number_of_tokens_and_a_count_does_not() -> None:
+    with pytest.raises(ValidationError, match="max_tokens"):
+        MessagesBody.model_validate({"messages": [USER]})
+    request = count_request(CountTokensBody.model_validate({"messages": [USER], "system": "s"}))
+    assert turns_of(request.prompt) == [("system", "s"), ("user", "x")]
+
+
+def test_a_count_refuses_what_the_message_would() -> None:
+    with pytest.raises(InvalidRequest, match="tools"):
+        count_request(CountTokensBody.model_validate({"messages": [USER], "tools": [TOOL]}))

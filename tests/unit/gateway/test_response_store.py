@@ -1,0 +1,133 @@
+"""Kept answers: shared by gateways, of one tenant, bounded."""
+
+import dataclasses
+
+import pytest
+
+from weir.bus import responses
+from weir.bus.codec import encode
+from weir.bus.in_memory import InMemoryHub
+from weir.bus.responses import MAX_RESPONSE_BYTES, ResponseRecord, tenant_name
+from weir.bus.subjects import Subjects
+from weir.core.clock import ManualClock
+from weir.core.errors import Unavailable
+from weir_gateway.frontends.responses import store as store_module
+from weir_gateway.frontends.responses.store import ResponseStore
+
+SUBJECTS = Subjects("test")
+TURNS = (("user", "Grüße"), ("assistant", "hi"))
+
+
+def response_id(number: int) -> str:
+    return f"resp_{number:032x}"
+
+
+def store(hub: InMemoryHub) -> ResponseStore:
+    return ResponseStore(hub.connect(), SUBJECTS)
+
+
+async def keep(one: ResponseStore, number: int, tenant: str = "a", text: str = "hi") -> bool:
+    return await one.try_keep(tenant, {"id": response_id(number), "text": text}, TURNS)
+
+
+async def has(one: ResponseStore, number: int, tenant: str = "a") -> bool:
+    return await one.try_get(tenant, response_id(number)) is not None
+
+
+async def test_another_gateway_finds_what_was_kept() -> None:
+    hub = InMemoryHub()
+    assert await keep(store(hub), 1)
+    found = await store(hub).try_get("a", response_id(1))
+    assert found is not None
+    assert found.turns == TURNS
+    assert found.response == f'{{"id":"{response_id(1)}","text":"hi"}}'.encode()
+
+
+async def test_another_tenant_neither_finds_nor_deletes_it() -> None:
+    one = store(InMemoryHub())
+    await keep(one, 1)
+    assert not await has(one, 1, "b")
+    assert not await one.delete("b", response_id(1))
+    assert await has(one, 1)
+
+
+async def test_what_is_deleted_is_gone() -> None:
+    one = store(InMemoryHub())
+    await keep(one, 1)
+    assert await one.delete("a", response_id(1))
+    assert not await has(one, 1)
+    assert not await one.delete("a", response_id(1))
+
+
+async def test_it_expires() -> None:
+    clock = ManualClock()
+    one = store(InMemoryHub(clock=clock))
+    await keep(one, 1)
+    clock.advance(responses.RESPONSE_TTL_S + 1)
+    assert not await has(one, 1)
+
+
+async def test_over_the_number_of_a_tenant_its_oldest_go_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_RESPONSES", 2)
+    one = store(InMemoryHub())
+    await keep(one, 9, "b")
+    for number in (1, 2, 3):
+        await keep(one, number)
+    assert [await has(one, number) for number in (1, 2, 3)] == [False, True, True]
+    assert await has(one, 9, "b")
+
+
+async def test_what_is_too_large_is_not_kept() -> None:
+    one = store(InMemoryHub())
+    assert not await keep(one, 1, text="x" * MAX_RESPONSE_BYTES)
+    assert not await has(one, 1)
+    assert one.metrics()["responses_too_large_total"] == 1
+
+
+async def test_what_fits_just_so_is_kept() -> None:
+    one = store(InMemoryHub())
+    rest = len(store_module._dump({"id": response_id(1), "text": ""})) + len(store_module._dump(TURNS))
+    assert await keep(one, 1, text="x" * (MAX_RESPONSE_BYTES - rest))
+    assert await has(one, 1)
+
+
+async def test_while_the_bus_is_away_answers_are_not_kept_and_look_ups_say_so() -> None:
+    hub = InMemoryHub()
+    one = store(hub)
+    await keep(one, 1)
+    hub.stop()
+    assert not await keep(one, 2)
+    with pytest.raises(Unavailable, match="cannot be looked up now") as error:
+        await has(one, 1)
+    assert error.value.retry_after_s is not None
+    with pytest.raises(Unavailable):
+        await one.delete("a", response_id(1))
+    hub.start()
+    assert await has(one, 1)
+    assert one.metrics()["responses_lost_total"] == 1
+
+
+@pytest.mark.parametrize("name", ["", "resp_", "resp_" + "A" * 32, "resp_" + "0" * 31, "*", "resp_>", "x" * 5000])
+async def test_an_id_that_no_answer_has_is_not_looked_up(name: str) -> None:
+    hub = InMemoryHub()
+    one = store(hub)
+    hub.stop()  # a look-up would raise
+    assert await one.try_get("a", name) is None
+    assert not await one.delete("a", name)
+
+
+@pytest.mark.parametrize("turns", [b"{", b"[1]", b'[["a"]]', b"\xff"])
+async def test_what_no_gateway_has_written_is_as_good_as_gone(turns: bytes) -> None:
+    hub = InMemoryHub()
+    bucket = await hub.connect().bucket(SUBJECTS.responses_bucket(tenant_name("a")))
+    await bucket.put(f"{1:032x}", encode(ResponseRecord(b"{}", turns)))
+    await bucket.put(f"{2:032x}", b"\x00")
+    one = store(hub)
+    assert not await has(one, 1)
+    assert not await has(one, 2)
+    assert one.metrics()["responses_malformed_total"] == 2
+
+
+def test_a_record_names_its_bound() -> None:
+    with pytest.raises(ValueError, match=f"at most {MAX_RESPONSE_BYTES}"):
+        dataclasses.replace(ResponseRecord(b"", b""), turns=bytes(MAX_RESPONSE_BYTES + 1))
