@@ -60,6 +60,7 @@ def test_the_deltas_are_the_text_up_to_the_first_stop_string(
     expected, is_stopped = naive_text(token_ids, stops)
     assert text == expected
     assert output.finish_reason is (FinishReason.STOP if is_stopped else FinishReason.LENGTH)
+    assert output.matched_stop in (stops if is_stopped else [None])
     assert sent == token_ids[: output.num_tokens]
     assert is_stopped or sent == token_ids
 

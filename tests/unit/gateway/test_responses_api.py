@@ -181,7 +181,7 @@ async def test_wrong_fields_are_named_as_this_api_has_them(world: World, client:
         ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.responses.create(**({"model": "bytes", "input": "x"} | fields))  # type: ignore[call-overload]
+            await client.responses.create(**({"model": "bytes", "input": "x"} | fields))
         assert refused.value.param == param
     with pytest.raises(openai.NotFoundError):
         await client.responses.create(model="none", input="x")
