@@ -9,9 +9,11 @@ import pytest
 from anthropic.types import MessageParam
 from tests.unit.gateway.failing import ONE_DISPATCH
 from tests.unit.gateway.fake_workers import NUM_CACHED_TOKENS
-from tests.unit.gateway.world import World
+from tests.unit.gateway.world import World, open_world
 
+from weir.bus.configuration import AccessRules, TenantAccess
 from weir.bus.messages import RefusalReason, SubmitReply
+from weir.core.credentials import key_digest
 
 MESSAGES: list[MessageParam] = [{"role": "user", "content": "x"}]
 
@@ -119,6 +121,20 @@ async def test_each_refusal_is_the_clients_own_error(world: World, client: anthr
             await client.messages.create(model="bytes", max_tokens=5, messages=MESSAGES)
         assert (refused.value.status_code, refused.value.type) == (status, kind)
         assert refused.value.response.headers["retry-after"] == "2"
+
+
+async def test_who_shows_no_known_key_is_told_so_in_anthropics_form() -> None:
+    tenants = (TenantAccess("a", key_digests=(key_digest("sk-weir-a"),)),)
+    rules = AccessRules(epoch=9, lanes=("standard",), default_lane="standard", default_tenant="a", tenants=tenants)
+    async with open_world(rules=rules) as world:
+        for key, kind in (("sk-weir-a", None), ("sk-weir-b", "authentication_error")):
+            found = None
+            async with anthropic.AsyncAnthropic(base_url=world.http_url, api_key=key, max_retries=0) as client:
+                try:
+                    await client.messages.create(model="bytes", max_tokens=1, messages=MESSAGES)
+                except anthropic.AuthenticationError as error:
+                    found = error.type
+            assert found == kind
 
 
 async def test_a_wrong_path_or_method_is_in_anthropics_form_too(world: World, http: httpx.AsyncClient) -> None:
