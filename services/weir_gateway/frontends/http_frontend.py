@@ -1,25 +1,23 @@
 """The HTTP frontend: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, WeirError
-from weir.core.tasks import end_tasks
 from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.correlation import correlation_of, mark
+from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
@@ -32,15 +30,15 @@ from weir_gateway.frontends.openai_render import (
     error_status,
 )
 from weir_gateway.frontends.openai_schema import (
+    AskedAnswer,
     ChatBody,
-    CommonBody,
     CompletionBody,
     chat_request,
     completion_request,
     parse_body,
 )
-from weir_gateway.frontends.send_watch import SendWatch
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event
+from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
@@ -125,44 +123,54 @@ class HttpFrontend:
     async def _chat(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
         body = parse_body(ChatBody, await self._bodies.read(request))
-        asked = with_key(chat_request(body, request.state.correlation_id), request.headers)
-        return await self._answer(request, caller, asked, body)
+        asked = chat_request(body, request.state.correlation_id, self._settings.unknown_fields)
+        return await self._answer(request, caller, asked)
 
     async def _completions(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
         body = parse_body(CompletionBody, await self._bodies.read(request))
-        asked = with_key(completion_request(body, request.state.correlation_id), request.headers)
-        return await self._answer(request, caller, asked, body)
+        asked = completion_request(body, request.state.correlation_id, self._settings.unknown_fields)
+        return await self._answer(request, caller, asked)
 
-    async def _answer(
-        self, request: Request, caller: Caller, client_request: ClientRequest, body: CommonBody
-    ) -> Response:
+    async def _answer(self, request: Request, caller: Caller, asked: AskedAnswer) -> Response:
+        client_request = with_key(asked.client_request, request.headers)
         opened = await self._processor.open(client_request, caller, extract(dict(request.headers)), None)
         try:
-            renderer = AnswerRenderer(opened, includes_usage=body.includes_usage)
-            async with _watched(request.receive, opened.leave):
-                if not client_request.is_stream:
-                    return JSONResponse(await _whole_answer(opened, renderer))
-                # Before the first delta an error still gets a status of its own.
-                first = await opened.next_delta()
+            renderer = AnswerRenderer(opened, asked.rendering)
+            async with watched(request.receive, opened.leave):
+                if client_request.is_stream:
+                    first = await self._try_first_delta(opened)
+                else:
+                    response: Response = JSONResponse(await _whole_answer(opened, renderer))
         except BaseException:
             opened.leave()
             raise
-        events = self._events(opened, renderer, client_request, first)
-        return EventStream(
-            events, opened.leave, send_timeout_s=self._settings.send_timeout_s, log_ids=client_request.log_ids
-        )
+        if client_request.is_stream:
+            events = self._events(opened, renderer, client_request, first)
+            response = EventStream(events, opened.leave, self._settings.streams, client_request.log_ids)
+        if asked.ignored_fields:
+            response.headers[IGNORED_HEADER] = ignored_header(asked.ignored_fields)
+        return response
+
+    async def _try_first_delta(self, opened: OpenRequest) -> OutputDelta | None:
+        """Before it an error still gets a status of its own, unless that takes so long that others would take the
+        connection for dead: then None."""
+        try:
+            async with asyncio.timeout(self._settings.streams.keep_alive_s or None):
+                return await opened.next_delta()
+        except TimeoutError:
+            return None
 
     async def _events(
-        self, opened: OpenRequest, renderer: AnswerRenderer, asked: ClientRequest, first: OutputDelta
+        self, opened: OpenRequest, renderer: AnswerRenderer, asked: ClientRequest, first: OutputDelta | None
     ) -> AsyncIterator[bytes]:
-        """After an error comes an error event, and the end of the stream is seen in either case."""
+        """Ends with StreamBroken after the event of an error."""
         is_going_on = asked.options.resume_from is not None
         head = b"" if is_going_on else b"".join(event(chunk) for chunk in renderer.opening())
         chunks = ChunkEvents(renderer)
         num_chars = [state.output.num_skipped_chars for state in opened.states]
-        delta = first
         try:
+            delta = await opened.next_delta() if first is None else first
             while True:
                 if (delta.text or delta.logprobs or delta.finish_reason is not None) and not asked.had_end:
                     event_id = event_id_of(delta) if asked.options.idempotency_key else ""
@@ -174,13 +182,14 @@ class HttpFrontend:
                     break
                 delta = await opened.next_delta()
         except WeirError as error:
-            yield head + event(error_body(error)) + DONE
-            return
+            failure = error
         except Exception as error:  # noqa: BLE001 - the boundary of one stream, whose status has been sent
-            internal = self._internal_error("the stream of an answer", error, asked.log_ids)
-            yield head + event(error_body(internal)) + DONE
+            failure = self._internal_error("the stream of an answer", error, asked.log_ids)
+        else:
+            yield b"".join(event(chunk) for chunk in renderer.closing()) + DONE
             return
-        yield b"".join(event(chunk) for chunk in renderer.closing()) + DONE
+        yield head + event(error_body(failure))
+        raise StreamBroken
 
     def _internal_error(self, what: str, error: Exception, log_ids: Mapping[str, str]) -> InternalError:
         self.num_internal_errors += 1
@@ -197,82 +206,6 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[s
             break
     opened.leave()
     return renderer.whole([joined(choice) for choice in deltas])
-
-
-@contextlib.asynccontextmanager
-async def _watched(receive: Receive, on_disconnect: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `on_disconnect` when the client goes away. The request's body must have been read."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        on_disconnect()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        await end_tasks([watching])
-
-
-class EventStream(Response):
-    """Sends what `events` yields, under the connection's flow control. `leave` is called at the end, however it comes.
-
-    A client that does not read for `send_timeout_s` is given up: its connection is closed.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        leave: Callable[[], None],
-        *,
-        send_timeout_s: float,
-        log_ids: Mapping[str, str],
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._events = events
-        self._leave = leave
-        self._send_timeout_s = send_timeout_s
-        self._log_ids = log_ids
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(None) as giving_up, _watched(receive, self._leave):
-                watch = SendWatch(self._send_timeout_s, lambda: giving_up.reschedule(loop.time()))
-                with contextlib.closing(watch):
-                    await _in_own_task(self._send_all(send, watch))
-        except TimeoutError:
-            # Returning before the body's end makes the server close the connection.
-            message = "a client has not read its stream for %g s and is given up"
-            logger.warning(message, self._send_timeout_s, extra=self._log_ids)
-        finally:
-            self._leave()
-
-    async def _send_all(self, send: Send, watch: SendWatch) -> None:
-        watch.begin()
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        watch.end()
-        async for data in self._events:
-            watch.begin()
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-            watch.end()
-        watch.begin()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        watch.end()
-
-
-async def _in_own_task(work: Coroutine[Any, Any, None]) -> None:
-    """What wakes up for each token resumes its own few frames, and not those of all who called it."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait([task])
-    finally:
-        await end_tasks([task])
-    task.result()
 
 
 def _plain_error(message: str, kind: str) -> dict[str, Any]:
