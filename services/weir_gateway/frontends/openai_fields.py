@@ -29,6 +29,7 @@ COMMON_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (),
     "allowed_token_ids": (),
     "bad_words": ([],),
+    "chat_template": (),
     "documents": ([],),
     "ebnf": (),
     "guided_choice": (),
@@ -82,7 +83,6 @@ COMMON_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **COMMON_NEUTRAL,
     "add_special_tokens": (False,),
-    "chat_template": (),
     "echo": (False,),
 }
 COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {**COMMON_NEUTRAL, "add_special_tokens": (True,)}

@@ -137,9 +137,8 @@ class AnswerRenderer:
             # Clients with strict types know five finish reasons and fail at a sixth; "length" is what it is to them.
             return {**choice, "finish_reason": FinishReason.LENGTH.value, "finish_details": {"type": "deadline"}}
         if delta.finish_reason is not None:
-            choice["finish_reason"] = (
-                FinishReason.LENGTH.value if self.rendering.drops_output else delta.finish_reason.value
-            )
+            reason = FinishReason.LENGTH if self.rendering.drops_output else delta.finish_reason
+            choice["finish_reason"] = reason.value
         return choice
 
     def _echo(self, choice: int) -> str:

@@ -257,22 +257,23 @@ def token_ids_of(value: object) -> tuple[int, ...] | None:
     return None
 
 
-def _prompts_of(value: object, violations: list[FieldViolation]) -> list[Prompt]:
+def _prompts_of(value: object, violations: list[FieldViolation]) -> Sequence[Prompt]:
     """At least one."""
-    prompt = _try_prompt_of(value)
-    if prompt is not None:
-        return [prompt]
+    single = _try_prompt_of(value)
+    if single is not None:
+        return [single]
     entries = value if isinstance(value, list) else []
     prompts = [_try_prompt_of(entry) for entry in entries]
     found = [prompt for prompt in prompts if prompt is not None]
-    if not entries or len(found) < len(entries):
-        what = "a text, a list of token ids, or a list of texts or of such lists"
-        field = f"prompt[{prompts.index(None)}]" if len(entries) > 1 and None in prompts else "prompt"
-        violations.append(
-            FieldViolation(field, f"must be {what}" if field == "prompt" else f"is no prompt; give {what}")
-        )
-        return [Text("")]
-    return found
+    if entries and len(found) == len(entries):
+        return found
+    if any(isinstance(entry, str | list) for entry in entries):
+        problem = "must be a text, or a list of token ids"
+        violations.append(FieldViolation(f"prompt[{prompts.index(None)}]", problem))
+    else:
+        problem = "must be a text, a list of token ids, or a list of texts or of such lists"
+        violations.append(FieldViolation("prompt", problem))
+    return [Text("")]
 
 
 def _try_prompt_of(value: object) -> Text | TokenIds | None:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir_gateway.frontends.openai_fields import IGNORED
 from weir_gateway.frontends.openai_schema import HTTP_NAMES, Message, conversation_of, token_ids_of
 from weir_gateway.frontends.unknown_fields import KnownFields, check_undeclared
 from weir_gateway.requests.client_request import Conversation, FieldNames, Text, TokenIds
@@ -49,8 +50,9 @@ _TOKENIZE_FIELDS = KnownFields(
         "mm_processor_kwargs": ({},),
         "tools": ([],),
     },
+    ignored=IGNORED,
 )
-_DETOKENIZE_FIELDS = KnownFields(frozenset(DetokenizeBody.model_fields))
+_DETOKENIZE_FIELDS = KnownFields(frozenset(DetokenizeBody.model_fields), ignored=IGNORED)
 
 
 def tokenize_request(body: TokenizeBody) -> TokenizeRequest:

@@ -127,9 +127,14 @@ def check_counts(counts: Counts, names: FieldNames, model: ServedModel, limits: 
 
 def check_num_prompts(client_request: ClientRequest, limits: Limits) -> None:
     """Raises InvalidRequest for a list that is too long."""
-    if client_request.num_prompts > limits.max_prompts:
-        description = f"has {client_request.num_prompts} prompts; at most {limits.max_prompts} are taken at once"
-        raise InvalidRequest([FieldViolation(prompt_field(client_request.prompt, client_request.names), description)])
+    found, names, num_prompts = _Violations(), client_request.names, client_request.num_prompts
+    field = prompt_field(client_request.prompt, names)
+    if num_prompts > limits.max_prompts:
+        found.add(field, f"has {num_prompts} prompts; at most {limits.max_prompts} are taken at once")
+    if num_prompts > 1 and client_request.options.idempotency_key:
+        one = f"with {names['idempotency_key']} there is one answer: send one prompt"
+        found.add(field, f"has {num_prompts} prompts; {one}")
+    found.raise_any()
 
 
 def check_all_prompts(by_prompt: Sequence[CheckedRequest], limits: Limits) -> None:
@@ -293,11 +298,6 @@ def _check_key(found: _Violations, client_request: ClientRequest) -> None:
     key, name = options.idempotency_key, names["idempotency_key"]
     if key and not IDEMPOTENCY_KEY.fullmatch(key):
         found.add(name, f"has {len(key)} characters; use 1 to 255, all visible and of ASCII")
-    if key and client_request.more_prompts:
-        num_prompts = client_request.num_prompts
-        found.add(
-            prompt_field(client_request.prompt, names), f"has {num_prompts} prompts; with {name} there is one answer"
-        )
     if key and options.n not in (None, 1):
         found.add(names["n"], f"is {options.n}; with {name} there is one answer: leave it out")
     if not key and options.resume_from is not None:
