@@ -227,8 +227,8 @@ class InputProcessor:
 
     @property
     def num_open(self) -> int:
-        """Requests of clients that were let in and have not ended; one with several answers is one."""
-        return self._entry.num_requests
+        """Requests of clients that were accepted and have not ended; one with several answers is one."""
+        return len(self._by_client_id)
 
     def metrics(self) -> dict[str, float]:
         return self._metrics.metrics() | self._lengths.metrics() | self._entry.metrics()

@@ -1,57 +1,73 @@
 """Tokens of texts and conversations, and texts of tokens: of requests, and for clients that ask for nothing else."""
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from weir.core.errors import DeadlineExceeded, Overloaded, QuotaExceeded
+from weir.model.tokens.tokenizer import MAX_CHARS_AT_ONCE
+from weir_gateway.access import Caller
 from weir_gateway.driving.driver import Driver
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ModelDirectory, ServedModel
+from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.validation import Limits, check_plain_prompt, prompt_field
 
 _AnswerT = TypeVar("_AnswerT")
 
 _TOKENIZER_THREADS = 2
-# Longer texts are tokenized in a thread, so that the event loop goes on with the others.
-_MAX_INLINE_CHARS = 2048
 _MAX_INLINE_TOKENS = 512
 
 
 class PromptTokenizer:
-    """Owns its threads. Raises InvalidRequest for a text that cannot be encoded."""
+    """Owns its threads: what is long is done there, so that the event loop goes on with the others. Raises
+    InvalidRequest for a text that cannot be encoded."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
 
     async def tokenize_prompt(self, client_request: ClientRequest, model: ServedModel) -> list[int]:
-        match client_request.prompt:
-            case TokenIds(ids):
-                return list(ids)
-            case Text(text):
-                return await self._tokenize(model, text, field=prompt_field(client_request))
-            case Conversation(messages):
-                rendered = model.chat_template.render(messages)
-                # The template writes the beginning-of-sequence token itself.
-                return await self._tokenize(model, rendered, field=prompt_field(client_request), add_bos=False)
+        prompt = client_request.prompt
+        if isinstance(prompt, TokenIds):
+            return list(prompt.ids)
+        field = prompt_field(prompt, client_request.names)
+        # A template writes the beginning-of-sequence token itself.
+        return await self.encode(
+            plain_text(prompt, model), model, field=field, add_bos=isinstance(prompt, Text), answer=list
+        )
 
-    async def run(self, work: Callable[[], _AnswerT], *, is_short: bool) -> _AnswerT:
-        """Here where it is short, else in a thread."""
-        if is_short:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+    async def encode(
+        self, text: str, model: ServedModel, *, field: str, add_bos: bool, answer: Callable[[list[int]], _AnswerT]
+    ) -> _AnswerT:
+        """What `answer` makes of the tokens, where they are made: of a long text it is long too. `field` is what the
+        client calls the text, for errors."""
+
+        def work() -> _AnswerT:
+            return answer(model.tokenizer.encode(text, add_bos=add_bos, field=field))
+
+        return await self._run(work, is_short=len(text) <= MAX_CHARS_AT_ONCE)
+
+    async def decode(
+        self, token_ids: tuple[int, ...], model: ServedModel, *, answer: Callable[[str], _AnswerT]
+    ) -> _AnswerT:
+        """What `answer` makes of their text, special tokens too."""
+
+        def work() -> _AnswerT:
+            return answer(model.tokenizer.decode(token_ids, skip_special=False))
+
+        return await self._run(work, is_short=len(token_ids) <= _MAX_INLINE_TOKENS)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _tokenize(self, model: ServedModel, text: str, *, field: str, add_bos: bool = True) -> list[int]:
-        """`field` is what the client calls the text, for errors."""
-
-        def encode() -> list[int]:
-            return model.tokenizer.encode(text, add_bos=add_bos, field=field)
-
-        return await self.run(encode, is_short=len(text) <= _MAX_INLINE_CHARS)
+    async def _run(self, work: Callable[[], _AnswerT], *, is_short: bool) -> _AnswerT:
+        if is_short:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,54 +95,85 @@ class DetokenizeRequest:
 
 
 class Tokenization:
-    """For clients that ask for nothing else. Each call takes the room of a request meanwhile: its text may be as long,
-    and waits for the same threads.
-
-    The answer is made where the tokens are: of a long text it is long too.
-    """
+    """For clients that ask for nothing else. Prompts of requests wait for the same threads, so few calls may wait
+    before them, and some of these are left for other tenants."""
 
     def __init__(self, models: ModelDirectory, limits: Limits, driver: Driver, tokenizer: PromptTokenizer) -> None:
         self._models = models
         self._limits = limits
         self._driver = driver
         self._tokenizer = tokenizer
+        self._num_calls: Counter[str] = Counter()
+        """By tenant."""
+
+    @property
+    def num_calls(self) -> int:
+        """That wait, or are being done."""
+        return self._num_calls.total()
+
+    def check_room(self, caller: Caller) -> None:
+        """Before a call is read. Raises Overloaded, QuotaExceeded where the tenant has its part of the room, and
+        Unavailable while the gateway shuts down."""
+        self._driver.check_is_open()
+        limits, num_calls, num_own = self._limits, self.num_calls, self._num_calls[caller.tenant]
+        if num_calls >= limits.max_tokenize_calls:
+            message = f"{num_calls} calls wait for tokens, at most {limits.max_tokenize_calls}; try again later"
+            raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
+        if num_own >= limits.max_tokenize_calls_of_tenant:
+            message = (
+                f"tenant {caller.tenant}: {num_own} of its calls wait for tokens, at most "
+                f"{limits.max_tokenize_calls_of_tenant}; try again later"
+            )
+            raise QuotaExceeded(message, retry_after_s=RETRY_AFTER_S, tenant=caller.tenant)
 
     async def tokenize(
-        self, request: TokenizeRequest, answer: Callable[[ServedModel, list[int]], _AnswerT]
+        self, request: TokenizeRequest, caller: Caller, answer: Callable[[ServedModel, list[int]], _AnswerT]
     ) -> _AnswerT:
         """What `answer` makes of the model and the tokens.
 
-        Raises InvalidRequest, NotFound without such a model, Overloaded or Unavailable where there is no room.
+        Raises InvalidRequest, NotFound without such a model, DeadlineExceeded, and what `check_room` raises.
         """
         model = self._models.find(request.model, request.names["model"])
         check_plain_prompt(request.prompt, request.names, model, self._limits)
-        with self._driver.reserve(1):
-            return await self._tokenizer.run(
-                lambda: answer(model, _encode(request, model)), is_short=_num_chars(request.prompt) <= _MAX_INLINE_CHARS
+        async with self._waiting(caller):
+            return await self._tokenizer.encode(
+                plain_text(request.prompt, model, add_generation_prompt=request.add_generation_prompt),
+                model,
+                field=prompt_field(request.prompt, request.names),
+                add_bos=request.add_special_tokens,
+                answer=lambda token_ids: answer(model, token_ids),
             )
 
-    async def detokenize(self, request: DetokenizeRequest, answer: Callable[[str], _AnswerT]) -> _AnswerT:
+    async def detokenize(
+        self, request: DetokenizeRequest, caller: Caller, answer: Callable[[str], _AnswerT]
+    ) -> _AnswerT:
         """What `answer` makes of the text. Raises as `tokenize` does."""
-        model, ids = self._models.find(request.model, request.names["model"]), request.token_ids.ids
+        model = self._models.find(request.model, request.names["model"])
         check_plain_prompt(request.token_ids, request.names, model, self._limits)
-        with self._driver.reserve(1):
-            return await self._tokenizer.run(
-                lambda: answer(model.tokenizer.decode(ids, skip_special=False)), is_short=len(ids) <= _MAX_INLINE_TOKENS
+        async with self._waiting(caller):
+            return await self._tokenizer.decode(request.token_ids.ids, model, answer=answer)
+
+    @asynccontextmanager
+    async def _waiting(self, caller: Caller) -> AsyncIterator[None]:
+        """A call takes its room, and not for longer than it may wait."""
+        self.check_room(caller)
+        self._num_calls[caller.tenant] += 1
+        try:
+            async with asyncio.timeout(self._limits.tokenize_timeout_s):
+                yield
+        except TimeoutError:
+            message = (
+                f"not done within {self._limits.tokenize_timeout_s:g} s, all that such a call may take; try again later"
             )
+            raise DeadlineExceeded(message, retry_after_s=RETRY_AFTER_S) from None
+        finally:
+            self._num_calls[caller.tenant] -= 1
+            if not self._num_calls[caller.tenant]:
+                del self._num_calls[caller.tenant]
 
 
-def _encode(request: TokenizeRequest, model: ServedModel) -> list[int]:
-    match request.prompt:
-        case Text(text):
-            field = request.names["text"]
-        case Conversation(messages):
-            field = request.names["messages"]
-            text = model.chat_template.render(messages, add_generation_prompt=request.add_generation_prompt)
-    return model.tokenizer.encode(text, add_bos=request.add_special_tokens, field=field)
-
-
-def _num_chars(prompt: Text | Conversation) -> int:
-    """Of a conversation without what its template adds to each turn, which is short."""
+def plain_text(prompt: Text | Conversation, model: ServedModel, *, add_generation_prompt: bool = True) -> str:
+    """What the model reads: of a conversation what its template makes of it."""
     if isinstance(prompt, Text):
-        return len(prompt.text)
-    return sum(len(message["content"]) for message in prompt.messages)
+        return prompt.text
+    return model.chat_template.render(prompt.messages, add_generation_prompt=add_generation_prompt)

@@ -149,9 +149,9 @@ class SchedulerShell:
         self._core.cancel(cancel)
         return self._done()
 
-    async def _on_prefilled(self, prefilled: Prefilled) -> Ack | None:
+    async def _on_prefilled(self, prefilled: Prefilled) -> None:
         self._core.prefilled(prefilled)
-        return self._done()
+        self.act()
 
     async def _on_finish(self, finish: Finish) -> Ack | None:
         self._core.finish(finish)

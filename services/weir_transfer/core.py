@@ -52,7 +52,7 @@ class ArenaCore:
         countdowns: Countdowns,
         settings: ArenaSettings,
         on_settled: Callable[[], None],
-        on_lease_end: Callable[[], None] = lambda: None,
+        on_lease_end: Callable[[], None],
     ) -> None:
         """`on_settled` is called when a `match` that had to wait may find more now, `on_lease_end` when there is
         something for `adopt_orphans` and `tick` to do."""
@@ -147,9 +147,10 @@ class ArenaCore:
         self._counters.fenced_total += len(to_fence)
         return to_fence
 
-    def choose_pause_s(self, shortest_s: float) -> float:
-        """How long after this tick the next one is to come; what ends a lease before cannot wait for it."""
-        return self._keeper.choose_pause_s(shortest_s)
+    def plan_next_tick(self, shortest_s: float) -> float:
+        """Seconds after this tick at which the next one is to come, from here on expected then; what ends a lease
+        before cannot wait for it."""
+        return self._keeper.plan_next_tick(shortest_s)
 
     def acquire(self, lease_id: int, attachment: int, num_pages: int, num_slots: int) -> Acquired:
         """All or nothing. Raises Overloaded or StaleAttachment."""

@@ -14,6 +14,8 @@ from weir_transfer.messages import (
 )
 
 _FULL_RETRY_AFTER_S = 1.0
+_MAX_PAUSE_S = 0.2
+"""Between ticks: other things wait for them than leases, as memory that nobody uses any more."""
 
 
 class Countdowns:
@@ -27,7 +29,8 @@ class Countdowns:
         """`tick_s`: from one tick to the next, unless `expect_tick` says otherwise; and how late one may be."""
         self._clock = clock
         self._tick_s = tick_s
-        self._expected_at_s = clock.now_s() + tick_s
+        self._last_tick_s = clock.now_s()
+        self._pause_s = tick_s
         self._heard_at_s: dict[int, float] = {}
 
     def restart(self, lease_id: int) -> None:
@@ -43,14 +46,14 @@ class Countdowns:
 
     def tick(self) -> None:
         now_s = self._clock.now_s()
-        late_s = max(0.0, now_s - self._expected_at_s - self._tick_s)
-        self._expected_at_s = now_s + self._tick_s
+        late_s = max(0.0, now_s - self._last_tick_s - self._pause_s - self._tick_s)
+        self._last_tick_s = now_s
         for lease_id, heard_at_s in self._heard_at_s.items():
             self._heard_at_s[lease_id] = min(now_s, heard_at_s + late_s)
 
     def expect_tick(self, within_s: float) -> None:
-        """The next one comes so long after the last one."""
-        self._expected_at_s += within_s - self._tick_s
+        """The next one comes so long after the last one, and so do those after it until this is called again."""
+        self._pause_s = within_s
 
 
 class LeaseKeeper:
@@ -153,11 +156,15 @@ class LeaseKeeper:
         self._asked_to_fence.update(to_fence)
         return to_fence
 
-    def choose_pause_s(self, shortest_s: float) -> float:
-        """Until the next tick: `shortest_s` while a lease is about to end or has ended, a third of what makes a worker
-        suspect while all are well. Then one that falls silent is suspected that much late, and killed in time."""
+    def plan_next_tick(self, shortest_s: float) -> float:
+        """Seconds from the last tick to the next: `shortest_s` while a lease is about to end or has ended, longer while
+        all are well. One that falls silent is suspected that much late, and then ticks come so often that it is killed
+        as if they always did."""
+        settings = self._settings
         are_well = all(lease.state == LeaseState.ACTIVE for lease in self._table.all())
-        pause_s = max(shortest_s, self._settings.suspect_after_s / 3) if are_well else shortest_s
+        left_s = settings.lease_ttl_s - settings.suspect_after_s - shortest_s
+        longest_s = max(shortest_s, min(_MAX_PAUSE_S, settings.suspect_after_s / 3, left_s))
+        pause_s = longest_s if are_well else shortest_s
         self._countdowns.expect_tick(pause_s)
         return pause_s
 

@@ -126,7 +126,7 @@ class TransferService:
                 if self._memory_server is not None and not self._memory_server.has_memory:
                     self._request_shutdown("the last worker that had the memory of this arena's pages is gone")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._core.choose_pause_s(_TICK_S)):
+                async with asyncio.timeout(self._core.plan_next_tick(_TICK_S)):
                     await self._is_tick_due.wait()
             self._is_tick_due.clear()
 

@@ -11,7 +11,7 @@ request its first dispatch here is what a worker has of it, if one has.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -95,11 +95,15 @@ class Driver:
         state = self._states.get(request_id)
         return state is not None and not state.phase.is_terminal and attempt >= state.attempt
 
+    def check_is_open(self) -> None:
+        """Raises Unavailable when nothing more is accepted."""
+        if self._is_draining:
+            raise Unavailable("the gateway is shutting down; another one may serve you", retry_after_s=RETRY_AFTER_S)
+
     @contextmanager
     def reserve(self, num_requests: int) -> Iterator[None]:
         """Keeps room for requests while they are checked. Raises Overloaded or Unavailable when there is none."""
-        if self._is_draining:
-            raise Unavailable("the gateway is shutting down; another one may serve you", retry_after_s=RETRY_AFTER_S)
+        self.check_is_open()
         num_held = len(self._tasks) + self._num_reserved
         if num_held + num_requests > self._settings.max_requests:
             message = f"{num_held} requests are in flight, at most {self._settings.max_requests}; try again later"
@@ -189,8 +193,7 @@ class Driver:
                 error = await self._dispatch(state, span)
                 self._num_interruptions += 1
                 span.interrupted(error, state.dispatch, state.output.num_tokens)
-                message, fields = "request %s, dispatch %d: %s", state.checked.log_ids
-                logger.info(message, state.request_id, state.dispatch, error.message, extra=fields)
+                _log(state, "request %s, dispatch %d: %s", state.dispatch, error.message)
                 if state.try_finish():
                     return
                 if self._is_hopeless(state):
@@ -219,8 +222,7 @@ class Driver:
         """Returns why the workers that it is given cannot go on with it; while they can, this waits."""
         is_first = state.dispatches.num == 1
         if is_first and state.succession.has_predecessor and await self._adopters.try_claim(state):
-            message, fields = "request %s of a gateway that died goes on as %s", state.checked.log_ids
-            logger.info(message, state.request_id, state.attempt, extra=fields)
+            _log(state, "request %s of a gateway that died goes on as %s", state.attempt)
             span.claimed(state.dispatch, state.output.num_tokens)
         else:
             await self._submit_and_start(state, span)
@@ -232,8 +234,7 @@ class Driver:
             error, num_tokens = await state.interrupted, state.output.num_tokens
             if not state.may_be_adopted or not await self._adopters.try_find(state):
                 return error
-            message, fields = "request %s goes on as %s: %s", state.checked.log_ids
-            logger.info(message, state.request_id, state.attempt, error.message, extra=fields)
+            _log(state, "request %s goes on as %s: %s", state.attempt, error.message)
             span.adopted(error, state.adoption, num_tokens)
 
     async def _submit_and_start(self, state: RequestState, span: RequestSpan) -> None:
@@ -336,6 +337,11 @@ def _workers_of(state: RequestState) -> set[str]:
     return set() if placement is None else {placement.prefill_worker_id, placement.decode_worker_id}
 
 
+def _log(state: RequestState, message: str, *more: object) -> None:
+    """`message` has a place for the request's id, and then for `more`."""
+    logger.info(message, state.request_id, *more, extra=state.checked.log_ids)
+
+
 def _fail_internally(state: RequestState, error: Exception) -> None:
     logger.error("request %s failed", state.request_id, exc_info=error, extra=state.checked.log_ids)
     state.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
@@ -343,9 +349,14 @@ def _fail_internally(state: RequestState, error: Exception) -> None:
 
 async def _wait_connected(state: RequestState, *connections: WorkerConnection) -> None:
     """Or until it is interrupted, since one of them cannot be reached."""
-    connecting = asyncio.gather(*(connection.wait_connected() for connection in connections))
+    connecting = asyncio.create_task(_wait_all_connected(connections), name=f"connections of {state.request_id}")
     try:
         either: list[asyncio.Future[Any]] = [connecting, state.interrupted]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        connecting.cancel()
+        await end_tasks([connecting])
+
+
+async def _wait_all_connected(connections: Iterable[WorkerConnection]) -> None:
+    for connection in connections:
+        await connection.wait_connected()

@@ -38,8 +38,6 @@ class OpenRequest:
         self._are_admitted = False
         """Whether each is queued, or has ended with what there was: once so, always so."""
         self._error: WeirError | None = None
-        self._is_sent = False
-        """Whether something was."""
         self.ended: asyncio.Future[RequestEnd] = asyncio.get_running_loop().create_future()
         """All have ended: the first error's ending, or that of choice 0."""
         for state in self.states:
@@ -90,8 +88,7 @@ class OpenRequest:
 
     def mark_sent(self) -> None:
         """To be called when a delta was sent to the client: the first one is in the trace."""
-        if not self._is_sent:
-            self._is_sent = True
+        if self._span.needs_first_chunk:
             self._span.first_chunk(self._clock.now_s())
 
     def cancel(self, message: str) -> None:

@@ -34,7 +34,8 @@ class RequestSpan:
         self._tracer = tracer
         self._client_request = client_request
         self._started_at_s = started_at_s
-        self._needs_first_chunk = True
+        self.needs_first_chunk = True
+        """Nothing was sent to the client yet."""
         operation = client_request.operation.value
         self._span: Span = tracer.start_span(
             f"{operation} {client_request.options.model}".strip(), context=parent, kind=SpanKind.SERVER
@@ -61,7 +62,7 @@ class RequestSpan:
         """The span of one of several answers, below this one."""
         choice = RequestSpan(self._tracer, self._client_request, self.context, self._started_at_s)
         choice._span.set_attribute("weir.request.choice", index)
-        choice._needs_first_chunk = False  # the client has one stream, and this span's first chunk is that of all
+        choice.needs_first_chunk = False  # the client has one stream, and this span's first chunk is that of all
         return choice
 
     def describe_request(self, request_id: str, checked: CheckedRequest, num_choices: int) -> None:
@@ -148,9 +149,10 @@ class RequestSpan:
 
     def first_chunk(self, now_s: float) -> None:
         """Something was sent to the client."""
-        if self._needs_first_chunk and self._span.is_recording():
-            self._needs_first_chunk = False
-            self._span.set_attribute("gen_ai.response.time_to_first_chunk", now_s - self._started_at_s)
+        if self.needs_first_chunk:
+            self.needs_first_chunk = False
+            if self._span.is_recording():  # else it is not sampled, or has ended before its client read
+                self._span.set_attribute("gen_ai.response.time_to_first_chunk", now_s - self._started_at_s)
 
     def end(self, ending: RequestEnd, num_output_tokens: int, now_s: float) -> None:
         """An answer that came as a whole ends before anything of it is sent, which follows at once."""

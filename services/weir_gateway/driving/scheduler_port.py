@@ -344,7 +344,7 @@ def refusal_error(
             return PermissionDenied(f"{names['lane']}: {message}")
         case RefusalReason.UNKNOWN_LANE | RefusalReason.TOO_LARGE:
             is_lane = reason is RefusalReason.UNKNOWN_LANE
-            field = names["lane"] if is_lane else prompt_field(checked.client_request)
+            field = names["lane"] if is_lane else prompt_field(checked.client_request.prompt, names)
             return InvalidRequest([FieldViolation(field, message)])
         case _:
             return Unavailable(message or "the scheduler refused the request", retry_after_s=retry_after_s)

@@ -36,11 +36,6 @@ class Entry:
         """From now on by the scheduler's reports."""
         await endpoint.serve(subjects.queues, QueueReport, self._on_report, max_pending=16)
 
-    @property
-    def num_requests(self) -> int:
-        """Let in, and not ended; one with several answers is one."""
-        return self._gate.num_tickets
-
     def check_caller(self, caller: Caller, models: Iterable[str]) -> None:
         """Before anything is read. Raises Overloaded, or QuotaExceeded, where no request of the caller is let in,
         whichever of `models` it is for."""

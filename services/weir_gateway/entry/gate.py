@@ -48,8 +48,6 @@ class EntryGate:
         self._view = QueueView()
         self._num_held: Counter[str] = Counter()
         """By tenant."""
-        self.num_tickets = 0
-        """Let in, and not ended, however many requests each is."""
         self._ended_at_s: deque[float] = deque(maxlen=_NUM_ENDS)
 
     @property
@@ -85,14 +83,12 @@ class EntryGate:
         """They come in, and count until they leave."""
         ticket = Ticket(key, num)
         self._num_held[key.tenant] += num
-        self.num_tickets += 1
         self._view.let_in(ticket)
         return ticket
 
     def leave(self, ticket: Ticket, now_s: float) -> None:
         """They have ended; once."""
         self._view.leave(ticket)
-        self.num_tickets -= 1
         self._num_held[ticket.key.tenant] -= ticket.num
         if not self._num_held[ticket.key.tenant]:
             del self._num_held[ticket.key.tenant]

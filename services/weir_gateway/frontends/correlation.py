@@ -5,6 +5,7 @@ It correlates what they say, and nothing else: two requests with one id are two 
 
 import re
 import uuid
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -18,22 +19,30 @@ _CORRELATION_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_CORRELATION_ID_CHARS}}}")
 _ADVICE = f"send 1 to {MAX_CORRELATION_ID_CHARS} visible characters of ASCII, without spaces, or leave it out"
 
 
-def correlation_id_of(headers: Headers) -> str:
+class Correlation(NamedTuple):
+    """What one request is called."""
+
+    correlation_id: str
     """The client's own, or a new one where it sent none, or none that may be taken over."""
-    given = headers.getlist(CORRELATION_HEADER)
-    return given[0] if len(given) == 1 and _CORRELATION_ID.fullmatch(given[0]) else uuid.uuid4().hex
+    problem: str = ""
+    """Why the client's may not be taken over; empty: it may, or there is none."""
+
+    def check(self) -> None:
+        """Raises InvalidRequest for one that may not be taken over."""
+        if self.problem:
+            raise InvalidRequest([FieldViolation(CORRELATION_HEADER, self.problem)])
 
 
-def check_correlation_id(headers: Headers) -> None:
-    """Raises InvalidRequest for one that may not be taken over."""
+def correlation_of(headers: Headers) -> Correlation:
     given = headers.getlist(CORRELATION_HEADER)
+    if len(given) == 1 and _CORRELATION_ID.fullmatch(given[0]):
+        return Correlation(given[0])
+    made = uuid.uuid4().hex
+    if not given:
+        return Correlation(made)
     if len(given) > 1:
-        raise InvalidRequest([FieldViolation(CORRELATION_HEADER, f"comes {len(given)} times; send it once")])
-    if given and not _CORRELATION_ID.fullmatch(given[0]):
-        num_chars = len(given[0])
-        raise InvalidRequest(
-            [FieldViolation(CORRELATION_HEADER, f"is {given[0][:40]!r}, {num_chars} characters; {_ADVICE}")]
-        )
+        return Correlation(made, f"comes {len(given)} times; send it once")
+    return Correlation(made, f"is {given[0][:40]!r}, {len(given[0])} characters; {_ADVICE}")
 
 
 def mark(response: Response, correlation_id: str) -> None:

@@ -95,10 +95,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
-        self._caller_of(context)
         asked = TokenizeRequest(request.model, Text(request.text), GRPC_NAMES)
         return await self._processor().tokenization.tokenize(
-            asked, lambda _, token_ids: inference_pb2.TokenizeResponse(token_ids=token_ids)
+            asked, self._caller_of(context), lambda _, token_ids: inference_pb2.TokenizeResponse(token_ids=token_ids)
         )
 
     async def ListModels(  # noqa: N802 - gRPC's name

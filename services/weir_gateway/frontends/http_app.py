@@ -31,7 +31,7 @@ class HttpApp:
 
     def __init__(self, routes: Sequence[BaseRoute], refuse: Callable[[Request, HTTPException], Response]) -> None:
         self.routes = tuple(routes)
-        self._router = Router(routes)
+        self._router = Router(routes, redirect_slashes=False)  # redirects would pass by `refuse`
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -19,7 +19,7 @@ from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
-from weir_gateway.frontends.correlation import check_correlation_id, correlation_id_of, mark
+from weir_gateway.frontends.correlation import correlation_of, mark
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_SHOWN_CHARS = 200
 
-_Handler = Callable[[Request, Caller, str], Awaitable[Response]]
+_Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class HttpFrontend:
@@ -84,15 +84,17 @@ class HttpFrontend:
         return HttpApp(routes, _on_http_exception)
 
     def _guarded(self, handler: _Handler) -> Endpoint:
-        """For callers that are known. Gives the request its id, and makes answers of errors."""
+        """For callers that are known. Gives the request its id (`state.correlation_id`), and makes answers of
+        errors."""
 
         async def handle(request: Request) -> Response:
-            correlation_id = correlation_id_of(request.headers)
+            correlation = correlation_of(request.headers)
+            correlation_id = request.state.correlation_id = correlation.correlation_id
             try:
                 # Before the body is read: nothing is done for an unknown caller.
                 caller = self._identify(request)
-                check_correlation_id(request.headers)
-                response = await handler(request, caller, correlation_id)
+                correlation.check()
+                response = await handler(request, caller)
             except WeirError as error:
                 response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
             except BadBody as error:
@@ -120,16 +122,16 @@ class HttpFrontend:
     def _ping(self) -> Response:
         return Response(status_code=200 if self._is_ready() else 503)
 
-    async def _chat(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+    async def _chat(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
         body = parse_body(ChatBody, await self._bodies.read(request))
-        asked = with_key(chat_request(body, correlation_id), request.headers)
+        asked = with_key(chat_request(body, request.state.correlation_id), request.headers)
         return await self._answer(request, caller, asked, body)
 
-    async def _completions(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+    async def _completions(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
         body = parse_body(CompletionBody, await self._bodies.read(request))
-        asked = with_key(completion_request(body, correlation_id), request.headers)
+        asked = with_key(completion_request(body, request.state.correlation_id), request.headers)
         return await self._answer(request, caller, asked, body)
 
     async def _answer(
@@ -283,7 +285,7 @@ def _open(answer: Callable[[], Response]) -> Endpoint:
 
     async def handle(request: Request) -> Response:
         response = answer()
-        mark(response, correlation_id_of(request.headers))
+        mark(response, correlation_of(request.headers).correlation_id)
         return response
 
     return Endpoint(handle)
@@ -294,5 +296,5 @@ def _on_http_exception(request: Request, error: HTTPException) -> Response:
     message = f"{request.method} {request.url.path[:_MAX_SHOWN_CHARS]}: {error.detail}"
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     response = JSONResponse(_plain_error(message, kind), error.status_code, headers=error.headers)
-    mark(response, correlation_id_of(request.headers))
+    mark(response, correlation_of(request.headers).correlation_id)
     return response

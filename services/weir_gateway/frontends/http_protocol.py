@@ -12,7 +12,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from weir.core.errors import Unavailable
-from weir_gateway.frontends.correlation import correlation_id_of, mark
+from weir_gateway.frontends.correlation import correlation_of, mark
 from weir_gateway.frontends.http_connections import ConnectionBook
 from weir_gateway.frontends.openai_render import error_body, error_headers, error_status
 from weir_gateway.frontends.send_batch import BatchedTransport, SendBatch
@@ -33,7 +33,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     """The application where there is no room for the request."""
     error = Unavailable("as many requests as this port takes are open; try again later", retry_after_s=_BUSY_RETRY_S)
     response = JSONResponse(error_body(error), error_status(error), headers=error_headers(error))
-    mark(response, correlation_id_of(Headers(scope=scope)))
+    mark(response, correlation_of(Headers(scope=scope)).correlation_id)
     await response(scope, receive, send)
 
 

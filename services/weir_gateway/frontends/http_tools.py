@@ -36,35 +36,37 @@ class HttpTools:
         self._processor = processor
         self._bodies = bodies
 
-    async def version(self, request: Request, caller: Caller, correlation_id: str) -> Response:
-        del request, caller, correlation_id
+    async def version(self, request: Request, caller: Caller) -> Response:
+        del request, caller
         return JSONResponse({"version": weir.__version__})
 
-    async def load(self, request: Request, caller: Caller, correlation_id: str) -> Response:
-        del request, caller, correlation_id
+    async def load(self, request: Request, caller: Caller) -> Response:
+        del request, caller
         return JSONResponse({"server_load": self._processor.num_open})
 
-    async def models(self, request: Request, caller: Caller, correlation_id: str) -> Response:
-        del request, caller, correlation_id
+    async def models(self, request: Request, caller: Caller) -> Response:
+        del request, caller
         return JSONResponse({"object": "list", "data": list(map(_model_json, self._processor.models.list_models()))})
 
-    async def model(self, request: Request, caller: Caller, correlation_id: str) -> Response:
+    async def model(self, request: Request, caller: Caller) -> Response:
         name = request.path_params["model"]
         if not name:  # /v1/models/
-            return await self.models(request, caller, correlation_id)
+            return await self.models(request, caller)
         return JSONResponse(_model_json(self._processor.models.find(name, "model")))
 
-    async def tokenize(self, request: Request, caller: Caller, correlation_id: str) -> Response:
-        del caller, correlation_id
+    async def tokenize(self, request: Request, caller: Caller) -> Response:
+        tokenization = self._processor.tokenization
+        tokenization.check_room(caller)
         body = parse_body(TokenizeBody, await self._bodies.read(request))
         answer = partial(tokenize_answer, with_strings=bool(body.return_token_strs))
-        content = await self._processor.tokenization.tokenize(tokenize_request(body), answer)
+        content = await tokenization.tokenize(tokenize_request(body), caller, answer)
         return Response(content, media_type=_JSON)
 
-    async def detokenize(self, request: Request, caller: Caller, correlation_id: str) -> Response:
-        del caller, correlation_id
+    async def detokenize(self, request: Request, caller: Caller) -> Response:
+        tokenization = self._processor.tokenization
+        tokenization.check_room(caller)
         body = parse_body(DetokenizeBody, await self._bodies.read(request))
-        content = await self._processor.tokenization.detokenize(detokenize_request(body), detokenize_answer)
+        content = await tokenization.detokenize(detokenize_request(body), caller, detokenize_answer)
         return Response(content, media_type=_JSON)
 
 

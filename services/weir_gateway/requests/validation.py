@@ -32,13 +32,20 @@ _MAX_SALT_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_prompt_bytes` is far above what any context holds: it only keeps absurd texts from the tokenizer."""
+    """`max_prompt_bytes` is far above what any context holds: it only keeps absurd texts from the tokenizer.
+
+    Calls that ask for tokens, or their text, alone: `max_tokenize_calls` at a time, and `max_tokenize_calls_of_tenant`
+    of one tenant, each for `tokenize_timeout_s`.
+    """
 
     default_max_tokens: int = 512
     max_prompt_bytes: int = 1 << 20
     max_messages: int = 1024
     max_prompt_logprobs: int = 65_536
     """Log-probabilities of one prompt: its tokens times (1 + `prompt_logprobs`)."""
+    max_tokenize_calls: int = 8
+    max_tokenize_calls_of_tenant: int = 6
+    tokenize_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,7 @@ def check_prompt(
     """Raises InvalidRequest for a prompt that is empty or leaves no room in the context, or under a cap."""
     found = _Violations()
     num_prompt, context = len(prompt_token_ids), model.max_context_tokens
-    field = prompt_field(client_request)
+    field = prompt_field(client_request.prompt, client_request.names)
     found.check(num_prompt > 0, field, "is empty; give at least one token")
     found.check(
         num_prompt < context,
@@ -168,15 +175,15 @@ def check_prompt(
     )
 
 
-def prompt_field(client_request: ClientRequest) -> str:
+def prompt_field(prompt: Prompt, names: FieldNames) -> str:
     """What the client calls the prompt that it sent."""
-    match client_request.prompt:
+    match prompt:
         case Text():
-            return client_request.names["text"]
+            return names["text"]
         case TokenIds():
-            return client_request.names["token_ids"]
+            return names["token_ids"]
         case Conversation():
-            return client_request.names["messages"]
+            return names["messages"]
 
 
 def check_plain_prompt(prompt: Prompt, names: FieldNames, model: ServedModel, limits: Limits) -> None:

@@ -28,7 +28,7 @@ class Subjects:
 
     @property
     def prefilled(self) -> str:
-        """Gateway has the first token of a granted request: Prefilled -> Ack."""
+        """Gateway has the first token of a granted request: Prefilled, not answered."""
         return f"weir.{self.namespace}.scheduler.prefilled"
 
     @property

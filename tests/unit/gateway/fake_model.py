@@ -28,11 +28,16 @@ class ByteTokenizer:
         self.num_encoded = 0
         self.encoded_with_special: list[bool] = []
         self.thread_names: set[str] = set()
+        self.may_threads_encode = threading.Event()
+        """While it is cleared, texts that are encoded beside the event loop come to no end."""
+        self.may_threads_encode.set()
 
     def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]:
         self.num_encoded += 1
         self.encoded_with_special.append(add_bos)
         self.thread_names.add(threading.current_thread().name)
+        if threading.current_thread() is not threading.main_thread():
+            self.may_threads_encode.wait(20)
         try:
             return list(text.encode())
         except UnicodeEncodeError:

@@ -123,9 +123,8 @@ class FakeScheduler:
         self.finishes.append(finish)
         return None if self.is_silent else Ack(self.epoch)
 
-    async def _on_prefilled(self, prefilled: Prefilled) -> Ack:
+    async def _on_prefilled(self, prefilled: Prefilled) -> None:
         self.prefilled.append(prefilled)
-        return Ack(self.epoch)
 
     async def _on_held(self, held: Held) -> HeldReply | None:
         self.helds.append(held)

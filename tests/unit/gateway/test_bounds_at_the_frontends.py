@@ -54,7 +54,7 @@ async def test_bodies_that_come_at_the_same_time_are_bounded_together() -> None:
         await post(200)
 
 
-async def test_a_text_that_is_only_tokenized_needs_room_as_well(world: World) -> None:
+async def test_a_text_that_is_only_tokenized_takes_no_room_of_requests(world: World) -> None:
     world.pair.stops_after = 0
     requests = [
         asyncio.create_task(stream(world.stub, greedy_request("x", max_tokens=8)))
@@ -62,13 +62,10 @@ async def test_a_text_that_is_only_tokenized_needs_room_as_well(world: World) ->
     ]
     await world.until(lambda: world.metric("requests_in_flight") == FAST.driver.max_requests, "full")
     async with AsyncWeirClient(world.grpc_address) as client:
-        with pytest.raises(Overloaded, match="16 requests are in flight, at most 16"):
-            await client.tokenize("abc")
-        for request in requests:
-            request.cancel()
-        await asyncio.gather(*requests, return_exceptions=True)
-        await world.until_idle()
         assert await client.tokenize("abc") == [97, 98, 99]
+    for request in requests:
+        request.cancel()
+    await asyncio.gather(*requests, return_exceptions=True)
 
 
 async def send(world: World, method: str, message: bytes) -> None:

@@ -35,6 +35,7 @@ async def test_it_comes_back_on_whatever_is_answered(http: httpx.AsyncClient, co
         (400, await http.post("/v1/completions", content=b"{", headers=headers)),
         (404, await http.post("/v1/completions", json=BODY | {"model": "gpt-x"}, headers=headers)),
         (404, await http.get("/v1/nothing", headers=headers)),
+        (404, await http.get("/version/", headers=headers)),
         (405, await http.get("/v1/completions", headers=headers)),
         (413, await http.post("/tokenize", content=b"x" * (32 * 2**20 + 1), headers=headers)),
     ]

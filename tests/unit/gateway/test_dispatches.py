@@ -1,6 +1,7 @@
 """A grant whose workers cannot be reached is asked for anew, under the next number; older numbers count no more."""
 
 import asyncio
+import socket
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from tests.unit.gateway.world import FAST, World
 from weir.bus.messages import Placement, RefusalReason, Submit
 from weir.bus.subjects import WORKER_TTL_S
 from weir.core.errors import Overloaded, Unavailable
+from weir.testing.load import greedy_request
 from weir_gateway.driving.driver import DriverSettings
 
 
@@ -49,6 +51,20 @@ async def test_a_request_whose_workers_are_gone_is_submitted_again_and_served(wo
     assert start.attempt.dispatch == 2
     await world.until_idle()
     assert [finish.dispatch for finish in world.scheduler.finishes] == [2]
+
+
+async def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing_that_waits(world: World) -> None:
+    def waiting() -> list[str]:
+        return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("connections of ")]
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        world.scheduler.placement = replace(unreachable(world, "decode"), decode_address=address)
+        call = world.stub.Generate(greedy_request("x", max_tokens=5))
+        await world.until(waiting, "it connects")
+        call.cancel()
+        await world.until_idle()
+        assert waiting() == []
 
 
 async def test_a_request_outlives_all_the_workers_of_a_host_that_is_gone(world: World) -> None:

@@ -3,12 +3,17 @@
 from dataclasses import replace
 
 import httpx
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
+import pytest
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode, format_span_id, format_trace_id
 from tests.unit.gateway.world import World
 
 from weir.bus.messages import RefusalReason, SubmitReply
 from weir.testing.load import greedy_request, stream
+from weir_gateway.driving.request_span import RequestSpan
+from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -95,6 +100,23 @@ async def test_the_clients_trace_goes_on_over_grpc_and_http(world: World) -> Non
         assert format_trace_id(span.parent.trace_id) == TRACE_ID
     assert named(world, "chat bytes")[0].attributes is not None
     assert dict(named(world, "chat bytes")[0].attributes or {})["weir.request.client_id"] == "mine"
+
+
+def test_the_first_chunk_alone_is_told_whether_or_not_anybody_records_it(caplog: pytest.LogCaptureFixture) -> None:
+    request = ClientRequest(Operation.CHAT, Text("x"), GRPC_NAMES)
+    unrecorded = RequestSpan(NoOpTracerProvider().get_tracer("test"), request, Context(), 10.0)
+    recorded = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0)
+    ended = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0)
+    ended.end_with(None)
+    assert all(span.needs_first_chunk for span in (unrecorded, recorded, ended))
+    for span in (unrecorded, recorded, ended):
+        span.first_chunk(12.0)
+        assert not span.needs_first_chunk, "from here on no time is read for it"
+        span.first_chunk(15.0)
+    shown = trace.get_current_span(recorded.context)
+    assert isinstance(shown, ReadableSpan)
+    assert dict(shown.attributes or {})["gen_ai.response.time_to_first_chunk"] == 2.0
+    assert caplog.records == [], "nothing is set on a span that has ended"
 
 
 async def test_a_refused_request_has_a_span_with_its_error(world: World) -> None:

@@ -5,7 +5,9 @@ import random
 from collections import Counter
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import NoOpTracerProvider
 from tests.unit.gateway.fake_model import byte_model, ids_of
 from tests.unit.gateway.fake_scheduler import SCOPE
@@ -245,6 +247,18 @@ async def test_an_end_that_comes_while_tokens_gather_is_told_at_once() -> None:
     await asyncio.sleep(0)
     state.on_update("d", update(REQUEST_ID, 1, ANSWER[1:], finish=LENGTH))
     assert (await asyncio.wait_for(waiting, 30)).is_last
+
+
+async def test_the_time_to_the_first_chunk_is_that_of_what_is_sent_first() -> None:
+    clock = ManualClock(10.0)
+    span = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), CLIENT_REQUEST, Context(), 9.0)
+    opened = OpenRequest([make_state([], clock)], span, clock, OutputPace(clock))
+    for _ in range(2):
+        opened.mark_sent()
+        clock.advance(5.0)
+    shown = trace.get_current_span(span.context)
+    assert isinstance(shown, ReadableSpan)
+    assert dict(shown.attributes or {})["gen_ai.response.time_to_first_chunk"] == 1.0
 
 
 async def test_of_several_choices_each_has_its_turn_before_tokens_gather_again() -> None:

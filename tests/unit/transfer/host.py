@@ -49,7 +49,8 @@ class PretendedProcess:
 class Host:
     """One transfer service after the other on one socket, and clients that are closed at the end."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: ArenaSettings = _SETTINGS) -> None:
+        self._settings = settings
         self.socket_path = directory / "arena.sock"
         self.segment_path = directory / "arena"
         self.spans = InMemorySpanExporter()
@@ -63,7 +64,7 @@ class Host:
     async def start(self) -> None:
         arena = ClaimedArena(claim_segment(self.segment_path, _GEOMETRY, "digest").segment, memory_server=None)
         tracer = self._provider.get_tracer("test")
-        self.service = TransferService(arena, _SETTINGS, self._open_process, tracer, self.shutdown_reasons.append)
+        self.service = TransferService(arena, self._settings, self._open_process, tracer, self.shutdown_reasons.append)
         self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")

@@ -11,7 +11,7 @@ from weir.core.process import ProcessIdentity
 from weir.kv.arena.lease import LeaseState
 from weir.kv.layout import MAX_LEASES
 from weir.kv.messages import Claims, PageChain
-from weir_transfer.messages import AttachRefused, HandOffRequest, StaleAttachment
+from weir_transfer.messages import ArenaSettings, AttachRefused, HandOffRequest, StaleAttachment
 
 
 def _state(world: World, lease_id: int) -> LeaseState | None:
@@ -273,25 +273,44 @@ def test_a_full_lease_table_is_an_overload(world: World) -> None:
 def test_ticks_are_rare_while_all_are_well_and_close_once_one_is_silent(world: World) -> None:
     attachment = world.core.attach(world.registration("w"))
     world.core.tick()
-    assert world.core.choose_pause_s(TICK_S) == pytest.approx(0.2)  # a third of what makes it suspect
+    assert world.core.plan_next_tick(TICK_S) == pytest.approx(0.2)  # a third of what makes it suspect
     world.core.break_stream(attachment.lease_id, attachment.number)
-    assert world.core.choose_pause_s(TICK_S) == TICK_S
+    assert world.core.plan_next_tick(TICK_S) == TICK_S
 
 
-def test_a_silent_worker_is_killed_in_time_whatever_the_pauses(world: World) -> None:
-    attachment = world.core.attach(world.registration("w"))
-    began_s, to_fence = world.clock.now_s(), world.core.tick()
-    while not to_fence:
-        world.clock.advance(world.core.choose_pause_s(TICK_S))
-        to_fence = world.core.tick()
-    assert to_fence == [attachment.lease_id]
-    assert world.clock.now_s() - began_s == pytest.approx(2.0, abs=2 * TICK_S)
+@pytest.mark.parametrize(
+    ("heartbeat_interval_ms", "lease_ttl_ms"),
+    [(100, 2000), (200, 400), (200, 600), (200, 700), (10, 40), (5000, 10_000), (5000, 15_000), (5000, 60_000)],
+)
+def test_a_silent_worker_is_killed_in_time_whatever_the_pauses(
+    world: World, heartbeat_interval_ms: int, lease_ttl_ms: int
+) -> None:
+    world.settings = ArenaSettings(heartbeat_interval_ms, lease_ttl_ms, adoption_wait_ms=0)
+    world.restart()
+    for tenths in range(10):  # of a pause, after which the last heartbeat comes
+        attachment = world.core.attach(world.registration("w"))
+        world.core.tick()
+        pause_s = world.core.plan_next_tick(TICK_S)
+        assert TICK_S <= pause_s <= max(TICK_S, min(0.2, world.settings.suspect_after_s / 3))
+        world.clock.advance(pause_s * tenths / 10)
+        world.core.heartbeat(attachment.lease_id, attachment.number)
+        silence_s = pause_s * (1 - tenths / 10)
+        world.clock.advance(silence_s)
+        while not (to_fence := world.core.tick()):
+            pause_s = world.core.plan_next_tick(TICK_S)
+            world.clock.advance(pause_s)
+            silence_s += pause_s
+        assert to_fence == [attachment.lease_id]
+        assert 0 <= silence_s - lease_ttl_ms / 1000 + 1e-6 <= 2 * TICK_S + 2e-6
+        world.core.end_lease(attachment.lease_id)
+        world.core.tick()
 
 
 def test_what_a_tick_comes_later_than_expected_is_nobodys_silence(world: World) -> None:
     attachment = world.core.attach(world.registration("w"))
     world.core.tick()
-    pause_s = world.core.choose_pause_s(TICK_S)
+    for _ in range(5):  # the next tick is planned anew, and not later each time
+        pause_s = world.core.plan_next_tick(TICK_S)
     world.clock.advance(pause_s + TICK_S + 5.0)  # so late the service itself was
     assert world.core.tick() == []
     assert _state(world, attachment.lease_id) == LeaseState.ACTIVE

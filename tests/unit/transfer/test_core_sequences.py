@@ -94,7 +94,8 @@ def test_bytes_copied_are_counted_for_a_mover_that_copies_and_are_none_on_one_ho
     assert world.core.metrics()["handoff_bytes_copied_total"] == 0
 
     mover = CopyingMover(world.segment.pages)
-    copying = ArenaCore(world.segment, mover, Countdowns(world.clock, TICK_S), world.settings, lambda: None)
+    countdowns = Countdowns(world.clock, TICK_S)
+    copying = ArenaCore(world.segment, mover, countdowns, world.settings, lambda: None, lambda: None)
     held = Claims(page_ids=acquired.page_ids[4:], slots=(acquired.slots[1],))
     sender = copying.attach(world.registration("prefill", prefill.lease_id, held))
     copying.attach(world.registration("decode", decode.lease_id))

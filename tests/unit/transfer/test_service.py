@@ -1,6 +1,7 @@
 """The service and its client: leases, hand-offs, refusals, over a real Unix socket."""
 
 import asyncio
+import tempfile
 from pathlib import Path
 
 import grpc.aio
@@ -12,6 +13,8 @@ from weir.core.process import own_pid_namespace
 from weir.rpc.arena.client import ArenaClient, HandedOff
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
+from weir_transfer import lease_keeper
+from weir_transfer.messages import ArenaSettings
 
 
 async def test_a_sequence_goes_from_one_client_to_the_other_and_back_to_the_free_list(host: Host) -> None:
@@ -103,6 +106,21 @@ async def test_a_service_that_is_not_there_is_waited_for_and_then_named(tmp_path
     client = ArenaClient(tmp_path / "none.sock", "w", "decode", 4096, "digest", print)
     with pytest.raises(Unavailable, match="does not answer"):
         await client.start(0.3)
+
+
+async def test_what_ends_is_seen_to_at_once_however_rare_ticks_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_keeper, "_MAX_PAUSE_S", 60.0)
+    rare = ArenaSettings(heartbeat_interval_ms=60_000, lease_ttl_ms=600_000, adoption_wait_ms=0)
+    with tempfile.TemporaryDirectory(prefix="weir-") as directory:
+        host = Host(Path(directory), rare)
+        await host.start()
+        client = await host.client("w")
+        await client.acquire(5, 1)
+        await client.close()
+        await until(lambda: host.metric("free_pages") == 40 and host.metric("leases") == 0)
+        async with asyncio.timeout(5):
+            await host.service.drain(60)
+        await host.close()
 
 
 async def _refusal(host: Host, register: arena_pb2.Register) -> str:

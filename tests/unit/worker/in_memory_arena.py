@@ -52,7 +52,9 @@ class InMemoryArena:
         self.segment.counters["next_lease_id"] = self.segment.counters["next_attachment"] = 1
         mover, countdowns = SharedMemoryMover(geometry.num_pages), Countdowns(ManualClock(), tick_s=1.0)
         settings = ArenaSettings(heartbeat_interval_ms=1000, lease_ttl_ms=2000, adoption_wait_ms=0 if is_alone else 1)
-        self._core = ArenaCore(self.segment, mover, countdowns, settings, on_settled=lambda: None)
+        self._core = ArenaCore(
+            self.segment, mover, countdowns, settings, on_settled=lambda: None, on_lease_end=lambda: None
+        )
         self.before_hand_off: Callable[[str], object] = lambda request_id: None
         self.before_match: Callable[[], object] = lambda: None
         self.before_release: Callable[[], object] = lambda: None

@@ -20,7 +20,8 @@ from weir.model.files.source import ModelKind, ModelSource
 from weir.model.tokens.decoders import ByteFallbackDecoder, ByteLevelDecoder, TokenDecoder, byte_of_character
 from weir.model.tokens.gguf import tokenizer_from_gguf
 
-_MAX_CHARS_AT_ONCE = 2048
+MAX_CHARS_AT_ONCE = 2048
+"""Longer texts are encoded so that other threads go on meanwhile."""
 _DUMMY_SPACE = "\u0120"  # in GPT-2's alphabet
 
 
@@ -110,7 +111,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             problem = f"character {error.start} is a lone surrogate ({text[error.start]!a}), which is not valid Unicode"
             raise InvalidRequest([FieldViolation(field, problem)]) from error
-        if len(text) <= _MAX_CHARS_AT_ONCE:
+        if len(text) <= MAX_CHARS_AT_ONCE:
             return self._backend.encode(text, add_special_tokens=add_bos).ids
         # `encode` keeps other threads from running until it is done; a batch of one does not, but wakes threads first
         return self._backend.encode_batch_fast([text], add_special_tokens=add_bos)[0].ids
