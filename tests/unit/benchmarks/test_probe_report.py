@@ -1,5 +1,6 @@
 """What probes came to is shown whole, and what a report needs is looked for before it takes hours."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -58,12 +59,15 @@ def test_the_page_has_a_row_for_each_set_age_and_trace_as_wide_as_its_head() -> 
     for after, num_answers, both in (("32", "30", "0.400 ± 0.196"), ("mixed", "40", "0.450 ± 0.196")):
         age = dict(zip(head, row_of(page, "made up, own", after), strict=True))
         assert (age["answers"], age["both"], age["now"]) == (num_answers, both, "n/a")
+    assert row_of(page, "made up, own", "32")[-2:] == ["0.300 ± 0.000", "0.150 ± 0.000"]
     turns = dict(zip(row_of(page, "data set", "requests"), row_of(page, "trace"), strict=True))
     assert (turns["later turns"], turns["network"], turns["gain of `network`"]) == (
         "25",
         "0.550 ± 0.196",
         "0.500 ± 0.000",
     )
+    for _, table in itertools.groupby(page.splitlines(), lambda line: line.startswith("|")):
+        assert len({line.count("|") for line in table if line.startswith("|")}) <= 1
     assert "after 22 layers takes 0.35 ms of one core" in page
 
 

@@ -110,7 +110,7 @@ def _run(arm_name: str, set_name: str, num: int, seed: int) -> Mapping[str, floa
     waits_s = [0.0] * num
     if arm.num_cores is not None:
         waits_s = reading_waits_s(workload, arm.num_cores, _num_frame_tokens(set_name), _token_s())
-    result = seen_by_client(simulated(seen_by_scheduler(workload, waits_s), arm.ltr), workload, waits_s)
+    result = simulated_behind_readers(workload, waits_s, arm.ltr)
     charged_s = prediction_s() if arm.ltr.is_charged else 0.0
     return figures(result, prediction_s=charged_s, warmup=0.0) | {"tau": tau_of(rows, arm.ltr)}
 
@@ -133,8 +133,12 @@ def reading_waits_s(workload: Workload, num_cores: int, num_frame_tokens: int, t
     return waits_s
 
 
-def seen_by_scheduler(workload: Workload, waits_s: Sequence[float]) -> Workload:
-    """Each request comes when it has been read."""
+def simulated_behind_readers(workload: Workload, waits_s: Sequence[float], arm: LtrArm) -> SimResult:
+    """Of requests that the scheduler sees `waits_s` after they were sent, with the times at which they were sent."""
+    return _seen_by_client(simulated(_seen_by_scheduler(workload, waits_s), arm), workload, waits_s)
+
+
+def _seen_by_scheduler(workload: Workload, waits_s: Sequence[float]) -> Workload:
     requests = [
         dataclasses.replace(request, arrival_s=request.arrival_s + wait_s)
         for request, wait_s in zip(workload.requests, waits_s, strict=True)
@@ -142,8 +146,7 @@ def seen_by_scheduler(workload: Workload, waits_s: Sequence[float]) -> Workload:
     return dataclasses.replace(workload, requests=tuple(sorted(requests, key=lambda request: request.arrival_s)))
 
 
-def seen_by_client(result: SimResult, workload: Workload, waits_s: Sequence[float]) -> SimResult:
-    """What came of `seen_by_scheduler`, with the times at which the requests of `workload` were sent."""
+def _seen_by_client(result: SimResult, workload: Workload, waits_s: Sequence[float]) -> SimResult:
     waited = {request.request_id: wait_s for request, wait_s in zip(workload.requests, waits_s, strict=True)}
     outcomes = [
         dataclasses.replace(outcome, arrival_s=outcome.arrival_s - waited[outcome.request_id])
