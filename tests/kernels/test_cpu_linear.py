@@ -17,7 +17,7 @@ from tests.kernels.cpu_linear_cases import (
     random_quants,
 )
 
-from weir.ops.cpu.linear import linear, linear_range, share_start
+from weir.ops.cpu.linear import linear, linear_range, linear_range_in, share_start
 from weir.ops.cpu.linear_pack import WeightKind
 from weir.ops.cpu.quantize import quantize_rows
 from weir.ops.simd.features import InstructionSet
@@ -156,6 +156,16 @@ def test_threads_and_splits_do_not_change_a_bit(kind: WeightKind, num_rows: int)
         for first, last in itertools.pairwise(cuts):
             linear_range(rows, matrix.data, int(kind), out, False, first, last)
         assert np.array_equal(out, whole)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_a_range_in_another_instruction_set_has_the_same_bits(instruction_set: InstructionSet) -> None:
+    range_there = linear_range_in(instruction_set)
+    for kind in KINDS:
+        rows, matrix, _, _ = random_case(np.random.default_rng(8), kind, 33, 131, 96)
+        out = np.full((33, 131), np.nan, np.float32)
+        range_there(rows, matrix.data, int(kind), out, False, 0, 9)
+        assert np.array_equal(out, linear(rows, matrix))
 
 
 @pytest.mark.parametrize("num_inputs", [2048, 8192])

@@ -4,17 +4,20 @@
 the blocks gives the same bits.
 """
 
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.ops.cpu.linear_amx import LEAST_AMX_ROWS
 from weir.ops.cpu.linear_block import make_blocks, most_tile_rows
 from weir.ops.cpu.linear_many import PAIR
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix, WeightKind
 from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, row_bytes
-from weir.ops.simd.features import instruction_set
+from weir.ops.simd.features import InstructionSet, instruction_set
 from weir.ops.simd.jit import kernel, parallel_kernel
 
 _SPAN_BYTES = 128 << 10
@@ -58,6 +61,22 @@ def linear_range(
                 _int4_blocks(count, blocks_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
             else:
                 _int8_blocks(count, blocks_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
+
+
+def linear_range_in(chosen: InstructionSet, least_amx_rows: int = LEAST_AMX_ROWS) -> Callable[..., None]:
+    """`linear_range` in another instruction set than this process', to measure it. With AMX, tiles are for
+    `least_amx_rows` and more."""
+    function: Any = linear_range
+    names = {
+        "_TILE_ROWS": most_tile_rows(chosen),
+        "_int4_blocks": make_blocks(WeightKind.INT4, chosen, least_amx_rows),
+        "_int8_blocks": make_blocks(WeightKind.INT8, chosen, least_amx_rows),
+    }
+    # A copy with other globals: a closure over intrinsics would be compiled anew at every start, also where it serves.
+    # And compiled without the cache on disk, whose key does not know what they emit.
+    copy = FunctionType(function.py_func.__code__, function.py_func.__globals__ | names)
+    compiled: Callable[..., None] = numba.njit(nogil=True, error_model="numpy", boundscheck=False)(copy)
+    return compiled
 
 
 @kernel
