@@ -48,7 +48,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeResult:
     """`problem`: None if a product was right. `is_of_processor`: it would be found again."""
 
     problem: str | None
@@ -78,16 +78,16 @@ def find_problem() -> str | None:
     return found.problem
 
 
-def _try_read(path: Path, machine: str) -> Finding | None:
+def _try_read(path: Path, machine: str) -> ProbeResult | None:
     """What was kept on this machine."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text())
         if kept["machine"] == machine and isinstance(kept["problem"], str | None):
-            return Finding(kept["problem"], is_of_processor=True)
+            return ProbeResult(kept["problem"], is_of_processor=True)
     return None
 
 
-def _probe_and_keep(path: Path, machine: str) -> Finding:
+def _probe_and_keep(path: Path, machine: str) -> ProbeResult:
     found = probe()
     if found.is_of_processor:
         with suppress(OSError):
@@ -97,7 +97,7 @@ def _probe_and_keep(path: Path, machine: str) -> Finding:
     return found
 
 
-def probe(timeout_s: float = _TIMEOUT_S) -> Finding:
+def probe(timeout_s: float = _TIMEOUT_S) -> ProbeResult:
     """How a product in a child process went."""
     try:
         child = subprocess.run(
@@ -109,17 +109,17 @@ def probe(timeout_s: float = _TIMEOUT_S) -> Finding:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding(f"a first product had no end within {timeout_s:g} s", is_of_processor=False)
+        return ProbeResult(f"a first product had no end within {timeout_s:g} s", is_of_processor=False)
     except OSError as error:
-        return Finding(f"a first product could not be tried: {error}", is_of_processor=False)
+        return ProbeResult(f"a first product could not be tried: {error}", is_of_processor=False)
     code = child.returncode
     if code == 0:
-        return Finding(None, is_of_processor=True)
+        return ProbeResult(None, is_of_processor=True)
     if code < 0:
         problem = f"a first product was ended by signal {-code} ({signal.strsignal(-code)})"
-        return Finding(problem, is_of_processor=-code == signal.SIGILL)
+        return ProbeResult(problem, is_of_processor=-code == signal.SIGILL)
     lines = child.stderr.splitlines() or [f"exit code {code}"]
-    return Finding(f"a first product failed: {lines[-1]}", is_of_processor=code == _WRONG_NUMBERS_CODE)
+    return ProbeResult(f"a first product failed: {lines[-1]}", is_of_processor=code == _WRONG_NUMBERS_CODE)
 
 
 def _refusal() -> str | None:
