@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from weir.ops.cpu.linear_amx import LEAST_AMX_ROWS
 from weir.ops.cpu.linear_block import make_blocks, most_tile_rows
-from weir.ops.cpu.linear_many import PAIR
+from weir.ops.cpu.linear_many import LEAST_ROWS, PAIR, has_many
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix, WeightKind
 from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, row_bytes
 from weir.ops.simd.features import InstructionSet, instruction_set
@@ -22,6 +22,7 @@ from weir.ops.simd.jit import kernel, parallel_kernel
 
 _SPAN_BYTES = 128 << 10
 _TILE_ROWS = most_tile_rows(instruction_set())
+_HAS_PAIRS = has_many(instruction_set().vectors)
 _int4_blocks = make_blocks(WeightKind.INT4, instruction_set())
 _int8_blocks = make_blocks(WeightKind.INT8, instruction_set())
 
@@ -80,9 +81,12 @@ def linear_range_in(chosen: InstructionSet, least_amx_rows: int = LEAST_AMX_ROWS
 
 
 @kernel
-def share_start(num_blocks: int, share: int, num_shares: int) -> int:
-    """The first block of a share, `num_blocks` for the one behind the last: no cut goes through a pair."""
-    return num_blocks if share == num_shares else num_blocks * share // num_shares // PAIR * PAIR
+def share_start(num_blocks: int, share: int, num_shares: int, num_rows: int) -> int:
+    """The first block of a share, `num_blocks` for the one behind the last. Where rows meet pairs of blocks, no cut
+    goes through one; elsewhere whole pairs would only make shares less even."""
+    unit = PAIR if _HAS_PAIRS and num_rows >= LEAST_ROWS else 1
+    num_units = (num_blocks + unit - 1) // unit
+    return min(num_blocks, num_units * share // num_shares * unit)
 
 
 @parallel_kernel
@@ -96,8 +100,10 @@ def _linear_threads(
     num_threads: int,
 ) -> None:
     num_blocks = (out.shape[1] + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
+    num_rows = out.shape[0]
     for thread in numba.prange(num_threads):
-        first, last = share_start(num_blocks, thread, num_threads), share_start(num_blocks, thread + 1, num_threads)
+        first = share_start(num_blocks, thread, num_threads, num_rows)
+        last = share_start(num_blocks, thread + 1, num_threads, num_rows)
         linear_range(rows, weights, bits, out, is_added, first, last)
 
 
