@@ -9,10 +9,12 @@ from weir.rpc.channel import MAX_MESSAGE_BYTES
 from weir.runtime.config import ServiceConfig, setting
 
 _MAX_REQUESTS = 65_536
+_MAX_PROMPTS = 4096  # times 16 answers each: as many ids as a request has
 _MAX_LOG_MB = 1 << 20
 _MIN_MESSAGE_BYTES = 1 << 16
 _MAX_ADOPTER_WAIT_S = 30  # what it looks at most where no other worker can go on
 _MAX_CLAIM_WAIT_S = 3600
+_MAX_KEEP_ALIVE_S = 3600
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class GatewayConfig(ServiceConfig):
     max_prompt_bytes: ByteSize = setting(
         1 << 20, "Bytes of text that are tokenized at most; larger prompts are refused."
     )
+    max_prompts: int = setting(256, "Prompts of one request at most, where it is a list.")
     max_message_bytes: ByteSize = setting(
         0, "Bytes of one gRPC message to the gateway at most. 0: twice max_prompt_bytes, and 2 MiB for all else."
     )
@@ -65,6 +68,15 @@ class GatewayConfig(ServiceConfig):
     keeps_responses: bool = setting(
         True, "Keep answers of /v1/responses for a day, for all gateways, so that a request can go on from one."
     )
+    sse_keep_alive_s: float = setting(
+        15.0, "Seconds without an event after which a stream over HTTP gets a comment, for proxies. 0: never."
+    )
+    after_stream_error: Literal["cut", "done"] = setting(
+        "cut", "How a stream over HTTP ends after an error event: its connection is cut, or `[DONE]` follows."
+    )
+    unknown_fields: Literal["ignore", "refuse"] = setting(
+        "ignore", "HTTP requests with fields that are not known: these are ignored and named in a header, or refused."
+    )
 
     resume_s: float = setting(
         30.0,
@@ -86,6 +98,7 @@ class GatewayConfig(ServiceConfig):
             raise ValueError("http_host is empty: name an address, such as 127.0.0.1")
         check_range(self, "max_requests", 1, _MAX_REQUESTS)
         check_range(self, "max_idle_connections", 1, _MAX_REQUESTS)
+        check_range(self, "max_prompts", 1, _MAX_PROMPTS)
         for name in ("default_max_tokens", "max_prompt_bytes", "max_prompt_logprobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
@@ -98,6 +111,7 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "adopter_wait_s", 0, _MAX_ADOPTER_WAIT_S)
         check_range(self, "claim_wait_s", 0, _MAX_CLAIM_WAIT_S)
         check_range(self, "max_kept", 0, _MAX_REQUESTS)
+        check_range(self, "sse_keep_alive_s", 0, _MAX_KEEP_ALIVE_S)
         check_range(self, "max_kept_mb", 0, _MAX_LOG_MB)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
         if self.max_context_tokens < 0:

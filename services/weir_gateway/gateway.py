@@ -25,6 +25,7 @@ from weir_gateway.driving.driver import Driver, DriverSettings
 from weir_gateway.driving.request_span import RequestSpans
 from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
 from weir_gateway.entry.entry import Entry
+from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 from weir_gateway.frontends.responses.store import ResponseStore
@@ -74,6 +75,7 @@ class GatewaySettings:
             limits=Limits(
                 default_max_tokens=config.default_max_tokens,
                 max_prompt_bytes=config.max_prompt_bytes,
+                max_prompts=config.max_prompts,
                 max_prompt_logprobs=config.max_prompt_logprobs,
             ),
             keys=KeySettings(
@@ -84,7 +86,12 @@ class GatewaySettings:
                 port=config.http_port,
                 max_connections=config.max_calls,
                 max_idle_connections=config.max_idle_connections,
-                send_timeout_s=config.send_timeout_s,
+                streams=StreamSettings(
+                    send_timeout_s=config.send_timeout_s,
+                    keep_alive_s=config.sse_keep_alive_s,
+                    after_error=config.after_stream_error,
+                ),
+                unknown_fields=config.unknown_fields,
             ),
             access_wait_s=config.scheduler_wait_s,
             is_lower_priority_first=config.openai_priority == "lower-first",

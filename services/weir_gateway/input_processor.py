@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from opentelemetry.context import Context
@@ -31,8 +31,10 @@ from weir_gateway.requests.validation import (
     CheckedRequest,
     Counts,
     Limits,
+    check_all_prompts,
     check_counts,
     check_fields,
+    check_num_prompts,
     check_prompt,
 )
 from weir_gateway.tokenization import PromptTokenizer, Tokenization
@@ -177,13 +179,13 @@ class InputProcessor:
         now_s = self._clock.now_s()
         time_left_s = _time_left_s(client_request.options, call_left_s)
         deadline_at_s = None if time_left_s is None else now_s + time_left_s
-        with self._span_of(client_request, parent) as span, self._driver.reserve(_num_choices(client_request)):
+        with self._span_of(client_request, parent) as span, self._driver.reserve(self._num_choices(client_request)):
             await self._entry.turn()
-            checked = await self._lengths.with_prediction(await self._check(client_request, caller, span))
+            by_prompt = await self._check_all(client_request, caller, span)
             if client_request.options.idempotency_key:
-                return await self._open_keyed(checked, span, deadline_at_s)
+                return await self._open_keyed(by_prompt[0], span, deadline_at_s)
             self._check_name_is_free(client_request, caller.tenant)
-            return self._accept(checked, span, deadline_at_s, uuid.uuid4().hex), True
+            return self._accept(by_prompt, span, deadline_at_s, uuid.uuid4().hex), True
 
     @contextlib.contextmanager
     def _span_of(self, client_request: ClientRequest, parent: Context) -> Iterator[RequestSpan]:
@@ -258,10 +260,19 @@ class InputProcessor:
             lane = self._access.scope_of(caller, names, options.lane, client_request.priority, "").lane
             model = self.models.find(options.model, names["model"]).name
         try:
-            return self._entry.admit(QueueKey(model, lane, caller.tenant), _num_choices(client_request))
+            return self._entry.admit(QueueKey(model, lane, caller.tenant), self._num_choices(client_request))
         except WeirError as error:
             self._metrics.count_rejection(error)
             raise
+
+    async def _check_all(
+        self, client_request: ClientRequest, caller: Caller, span: RequestSpan
+    ) -> Sequence[CheckedRequest]:
+        """One a prompt."""
+        check_num_prompts(client_request, self._limits)
+        by_prompt = [await self._check(part, caller, span) for part in client_request.by_prompt()]
+        check_all_prompts(by_prompt, self._limits)
+        return await asyncio.gather(*map(self._lengths.with_prediction, by_prompt))
 
     async def _check(self, client_request: ClientRequest, caller: Caller, span: RequestSpan) -> CheckedRequest:
         options, names = client_request.options, client_request.names
@@ -274,6 +285,12 @@ class InputProcessor:
         with span.child("tokenize"):
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
         return check_prompt(client_request, model, self._limits, token_ids, scope)
+
+    def _num_choices(self, client_request: ClientRequest) -> int:
+        """Before it is checked: what is out of range is refused later, and takes the room of one meanwhile."""
+        num_answers = client_request.options.n or 1
+        is_in_range = 1 <= num_answers <= MAX_CHOICES and client_request.num_prompts <= self._limits.max_prompts
+        return num_answers * client_request.num_prompts if is_in_range else 1
 
     def _check_name_is_free(self, client_request: ClientRequest, tenant: str) -> None:
         request_id = client_request.options.request_id
@@ -290,7 +307,7 @@ class InputProcessor:
             nonlocal is_new
             self._check_name_is_free(accepted.checked.client_request, accepted.checked.scope.tenant)
             is_new = True
-            return self._accept(accepted.checked, span, deadline_at_s, accepted.request_id, accepted.succession)
+            return self._accept([accepted.checked], span, deadline_at_s, accepted.request_id, accepted.succession)
 
         opened = await self._keys.open(checked, start)
         if not is_new:
@@ -299,39 +316,40 @@ class InputProcessor:
 
     def _accept(
         self,
-        checked: CheckedRequest,
+        by_prompt: Sequence[CheckedRequest],
         span: RequestSpan,
         deadline_at_s: float | None,
         request_id: str,
         succession: Succession = Succession(),  # noqa: B008 - frozen
     ) -> OpenRequest:
-        num_choices = _num_choices(checked.client_request)
-        span.describe_request(request_id, checked, num_choices)
+        tenant, num_answers = by_prompt[0].scope.tenant, by_prompt[0].client_request.options.n or 1
+        choices = [choice_of(checked, index) for checked in by_prompt for index in range(num_answers)]
+        span.describe_request(request_id, by_prompt, len(choices))
         has_output = asyncio.Event()
-        spans = [span] if num_choices == 1 else [span.open_choice(index) for index in range(num_choices)]
+        spans = [span] if len(choices) == 1 else [span.open_choice(index) for index in range(len(choices))]
         states = [
             RequestState(
                 request_id_of(request_id, index),
-                choice_of(checked, index),
+                choice,
                 deadline_at_s=deadline_at_s,
                 traceparent=choice_span.traceparent,
                 has_output=has_output,
                 clock=self._clock,
-                on_phase=partial(self._on_phase, checked.scope.tenant, choice_span),
+                on_phase=partial(self._on_phase, tenant, choice_span),
             )
-            for index, choice_span in enumerate(spans)
+            for index, (choice, choice_span) in enumerate(zip(choices, spans, strict=True))
         ]
         for state in states:
             state.succeed(succession)
         opened = OpenRequest(states, span, self._clock, self._pace)
-        key = (checked.scope.tenant, opened.client_id)
+        key = (tenant, opened.client_id)
         self._by_client_id[key] = opened
         opened.ended.add_done_callback(lambda _: self._on_end(key, opened))
-        if num_choices > 1:
+        if len(choices) > 1:
             opened.ended.add_done_callback(
                 lambda ended: span.end(ended.result(), opened.num_output_tokens, self._clock.now_s())
             )
-        self._metrics.count_prompt_tokens(checked.scope.tenant, len(checked.prompt_token_ids))
+        self._metrics.count_prompt_tokens(tenant, opened.num_prompt_tokens)
         for state, choice_span in zip(states, spans, strict=True):
             state.ended.add_done_callback(partial(self._on_choice_end, state))
             self._driver.drive(state, choice_span)
@@ -355,9 +373,3 @@ def _time_left_s(options: GenerateOptions, call_left_s: float | None) -> float |
         call_left_s -= min(_LAST_DELTA_S, call_left_s / 10)
     own_s = None if options.deadline_ms is None else options.deadline_ms / 1000
     return min((left_s for left_s in (own_s, call_left_s) if left_s is not None), default=None)
-
-
-def _num_choices(client_request: ClientRequest) -> int:
-    """Before it is checked: what is out of range is refused later, and takes the room of one meanwhile."""
-    num_choices = client_request.options.n or 1
-    return num_choices if 1 <= num_choices <= MAX_CHOICES else 1

@@ -75,14 +75,13 @@ class TokenizeRequest:
     """What a client wants tokenized, in the model's way. `names`: what it calls the fields.
 
     `add_special_tokens`: begin with the model's beginning-of-sequence token, if it wants one; a chat template writes
-    that itself. `add_generation_prompt`: a conversation ends with what asks for the assistant's next message.
+    that itself.
     """
 
     model: str
     prompt: Text | Conversation
     names: FieldNames
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ class Tokenization:
         check_plain_prompt(request.prompt, request.names, model, self._limits)
         async with self._waiting(caller):
             return await self._tokenizer.encode(
-                plain_text(request.prompt, model, add_generation_prompt=request.add_generation_prompt),
+                plain_text(request.prompt, model),
                 model,
                 field=prompt_field(request.prompt, request.names),
                 add_bos=request.add_special_tokens,
@@ -172,8 +171,13 @@ class Tokenization:
                 del self._num_calls[caller.tenant]
 
 
-def plain_text(prompt: Text | Conversation, model: ServedModel, *, add_generation_prompt: bool = True) -> str:
+def plain_text(prompt: Text | Conversation, model: ServedModel) -> str:
     """What the model reads: of a conversation what its template makes of it."""
     if isinstance(prompt, Text):
         return prompt.text
-    return model.chat_template.render(prompt.messages, add_generation_prompt=add_generation_prompt)
+    return model.chat_template.render(
+        prompt.messages,
+        add_generation_prompt=prompt.add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+        variables=prompt.template_variables,
+    )

@@ -7,7 +7,7 @@ it is for: `weir bench step --model random.gguf` beside `llama-bench -m random.g
 """
 
 import argparse
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -19,37 +19,25 @@ from weir.model.architecture import ModelConfig, rotary_frequencies, tensor_shap
 from weir.model.files.dummy import DUMMY_SEED, MODEL_SHAPES, SPREAD, is_norm, shape_named, tensor_seed
 
 _KIND = gguf.GGMLQuantizationType.Q4_1
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 def write_random_gguf(config: ModelConfig, path: Path, seed: int = DUMMY_SEED) -> None:
     """Of numbers in [-SPREAD, SPREAD]; norms are ones and biases zeros. The same file for the same seed."""
-    architecture = "qwen2" if config.query_key_value_bias else "llama"
-    writer = gguf.GGUFWriter(path, arch=architecture)
+    architecture = gguf.MODEL_ARCH.QWEN2 if config.query_key_value_bias else gguf.MODEL_ARCH.LLAMA
+    names = gguf.get_tensor_name_map(architecture, config.num_layers)
+    writer = gguf.GGUFWriter(path, arch=gguf.MODEL_ARCH_NAMES[architecture])
     _add_numbers(writer, config)
     _add_vocabulary(writer, config.vocab_size)
     if config.rotary_scaling is not None:
         writer.add_tensor("rope_freqs.weight", _divisors(config))
     for name, shape in tensor_shapes(config).items():
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if len(shape) == 1:
             vector = (np.ones if is_norm(name) else np.zeros)(shape, np.float32)
-            writer.add_tensor(_gguf_name(name), vector)
+            writer.add_tensor(gguf_name, vector)
         else:
             blocks = _random_blocks(shape, tensor_seed(name, seed))
-            writer.add_tensor(_gguf_name(name), blocks, raw_dtype=_KIND)
+            writer.add_tensor(gguf_name, blocks, raw_dtype=_KIND)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -85,8 +73,8 @@ def _add_vocabulary(writer: gguf.GGUFWriter, vocab_size: int) -> None:
 
 def _divisors(config: ModelConfig) -> npt.NDArray[np.float32]:
     """By what unscaled rotary frequencies are divided, [head_dim / 2]."""
-    exponents = np.arange(0, config.head_dim, 2) / config.head_dim
-    return (1.0 / config.rope_theta**exponents / rotary_frequencies(config)).astype(np.float32)
+    unscaled = rotary_frequencies(replace(config, rotary_scaling=None))
+    return (unscaled / rotary_frequencies(config)).astype(np.float32)
 
 
 def _random_blocks(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.uint8]:
@@ -97,18 +85,9 @@ def _random_blocks(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.uint8]:
     return blocks.reshape(rows, -1)
 
 
-def _gguf_name(name: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    if stem in _NAMES:
-        return f"{_NAMES[stem]}.{kind}"
-    layer, _, part = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_NAMES[part]}.{kind}"
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=sorted(MODEL_SHAPES))
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
     write_random_gguf(shape_named(arguments.shape), arguments.out)
-    sys.exit(0)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from weir.bench.simulator import DATA_VARIABLE
 
+MOONCAKE = "mooncake_conversation.jsonl.gz"
+
 
 class TracesMissing(ValueError):
     """Trace files that are needed are not on this machine."""

@@ -36,6 +36,28 @@ def test_a_chat_completion_answers_and_counts_its_tokens(client: openai.OpenAI) 
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
+def test_a_list_of_prompts_has_the_answers_that_each_has_alone(client: openai.OpenAI) -> None:
+    prompts = ["The capital of France is", "Once upon a time", "1 2 3 4", "The sky is"]
+    alone = [
+        client.completions.create(model="smollm2-135m", prompt=prompt, max_tokens=16, temperature=0)
+        for prompt in prompts
+    ]
+    together = client.completions.create(model="smollm2-135m", prompt=prompts, max_tokens=16, temperature=0)
+    assert [choice.text for choice in together.choices] == [answer.choices[0].text for answer in alone]
+    assert together.usage is not None
+    assert together.usage.prompt_tokens == sum(answer.usage.prompt_tokens for answer in alone if answer.usage)
+
+
+def test_the_likelier_of_two_texts_is_told_by_their_echoes(client: openai.OpenAI) -> None:
+    texts = ["Paris is the capital of France", "Paris is the capital of Peru"]
+    answer = client.completions.create(model="smollm2-135m", prompt=texts, max_tokens=0, echo=True, logprobs=1)
+    assert [choice.text for choice in answer.choices] == texts
+    found = [choice.logprobs.token_logprobs or [] for choice in answer.choices if choice.logprobs]
+    assert [logprobs[0] for logprobs in found] == [None, None]
+    assert found[0][:-1] == found[1][:-1], "they begin alike, and so to the bit"
+    assert (found[0][-1] or 0) > (found[1][-1] or 0)
+
+
 def test_a_streamed_chat_is_the_chat_that_is_not_streamed(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(
         model="smollm2-135m",

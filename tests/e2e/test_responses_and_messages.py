@@ -126,6 +126,21 @@ def test_a_message_ends_at_its_tokens_or_at_a_stop_sequence(claude: anthropic.An
     assert block.text == chat_answer.partition(word)[0]
 
 
+def test_a_message_goes_on_with_the_assistants_turn(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+    begun: list[MessageParam] = [*MESSAGES, {"role": "assistant", "content": "On a clear day the sky is"}]
+    message = claude.messages.create(model=MODEL, max_tokens=8, messages=begun, extra_body=GREEDY)
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=begun,  # type: ignore[arg-type]  # they are the same in both APIs
+        max_tokens=8,
+        temperature=0,
+        extra_body={"continue_final_message": True, "add_generation_prompt": False},
+    )
+    [block] = message.content
+    assert isinstance(block, TextBlock)
+    assert block.text == chat.choices[0].message.content
+
+
 def test_a_count_is_what_the_message_uses(claude: anthropic.Anthropic) -> None:
     counted = claude.messages.count_tokens(model=MODEL, messages=MESSAGES, system="Be brief.")
     message = claude.messages.create(model=MODEL, max_tokens=1, messages=MESSAGES, system="Be brief.")

@@ -157,7 +157,7 @@ async def test_a_seeded_request_with_penalties_is_the_same_alone_and_among_32_ot
         ({"extra_body": {"min_p": 2}}, "min_p"),
         ({"extra_body": {"prompt_logprobs": 20}, "prompt": [1] * 4000}, "prompt_logprobs"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"suffix": "and"}, "suffix"),
         ({"suffix": "x"}, "suffix"),
     ],
     ids=lambda value: str(value)[:30],

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.kernels.whole_ops import dequantized
 
-from weir.ops.cpu.linear_block import make_blocks
+from weir.ops.cpu.linear_block import make_blocks, most_tile_rows
 from weir.ops.cpu.linear_pack import (
     PackedMatrix,
     WeightKind,
@@ -74,7 +74,8 @@ class LinearLayers:
 
     def __init__(self, instruction_set: InstructionSet, **options: int) -> None:
         """`options` are `make_blocks`'s."""
-        self._drivers = {kind: _driver(make_blocks(kind, instruction_set, **options)) for kind in KINDS}
+        most_rows = most_tile_rows(instruction_set)
+        self._drivers = {kind: _driver(make_blocks(kind, instruction_set, **options), most_rows) for kind in KINDS}
 
     def __call__(
         self, rows: NDArray[np.uint8], matrix: PackedMatrix, out: NDArray[np.float32] | None = None, added: int = 0
@@ -86,7 +87,7 @@ class LinearLayers:
         return out
 
 
-def _driver(blocks: Any) -> Any:
+def _driver(blocks: Any, most_rows: int) -> Any:
     def run(
         rows: NDArray[np.uint8],
         data: NDArray[np.uint8],
@@ -96,18 +97,19 @@ def _driver(blocks: Any) -> Any:
         added: int,
     ) -> None:
         num_rows, num_outputs = out.shape
-        blocks(
-            data.size // stride,
-            data.ctypes.data,
-            num_groups,
-            rows.ctypes.data,
-            rows.shape[1],
-            num_rows,
-            out.ctypes.data,
-            4 * num_outputs,
-            num_outputs,
-            added,
-        )
+        for first in range(0, num_rows, most_rows):
+            blocks(
+                data.size // stride,
+                data.ctypes.data,
+                num_groups,
+                rows.ctypes.data + first * rows.shape[1],
+                rows.shape[1],
+                min(most_rows, num_rows - first),
+                out.ctypes.data + first * 4 * num_outputs,
+                4 * num_outputs,
+                num_outputs,
+                added,
+            )
 
     # not through the cache on disk, whose key does not know for which instruction set `blocks` emits code
     return numba.njit(nogil=True)(run)

@@ -67,7 +67,47 @@ from benchmarks.kernels.instruction_sets import as_lines, measure
 print("\\n".join(as_lines(measure((1, 17), 0.0, 100))))
 """
 
-PROBE = "from weir.ops.simd.amx_probe import probe; print(probe(timeout_s={timeout_s}))"
+PROBE = """
+from weir.ops.simd.amx_probe import probe
+found = probe(timeout_s={timeout_s})
+print(found.problem, found.is_of_processor)
+"""
+
+# as where the machine is short of something: the child is a program that does not get to a product
+BAD_CHILD = """
+import sys
+from weir.ops.simd.amx_probe import find_problem
+sys.executable = sys.argv[1]
+print(find_problem())
+"""
+
+# another process, which has the lock, keeps an answer once this one waits for it
+WAITING = """
+import json, logging, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from weir.core.cache_dir import cache_dir
+from weir.core.file_lock import file_lock
+from weir.ops.simd.amx_probe import _machine, find_problem
+waits = threading.Event()
+log = logging.getLogger("weir.core.file_lock")
+log.setLevel(logging.INFO)
+log.addFilter(lambda record: waits.set() or True)
+kernels = cache_dir() / "kernels"
+kernels.mkdir()
+with ThreadPoolExecutor() as pool:
+    with file_lock(kernels / "amx.lock", "trying AMX", timeout_s=1):
+        found = pool.submit(find_problem)
+        assert waits.wait(100), "it does not wait"
+        (kernels / "amx.json").write_text(json.dumps({"machine": _machine(), "problem": "found by the other"}))
+    print(found.result())
+"""
+
+NO_BOOT_ID = """
+from pathlib import Path
+from weir.ops.simd import amx_probe
+amx_probe._BOOT_ID = Path("/proc/no such file")
+print(amx_probe.find_problem())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +123,10 @@ def test_it_is_chosen_where_it_works(machine: AmxMachine) -> None:
 
 def test_linear_layers_pass_all_their_tests_with_it(machine: AmxMachine) -> None:
     # pytest's own handler of faults would take the place of the emulator's
-    flags = ("-q", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-k", "amx or threads")
+    flags = ("-q", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-k", "amx or threads or wide")
     ran = machine.python("-m", "pytest", *flags, "tests/kernels/test_cpu_linear.py")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "17 passed" in ran.stdout, ran.stdout
+    assert "20 passed" in ran.stdout, ran.stdout
     (folder,) = (path.name for path in machine.cache.glob("kernels/*") if path.is_dir())
     assert folder.startswith("amx-"), "kernels with tiles lie apart"
 
@@ -148,22 +188,22 @@ def test_there_are_eight_tiles() -> None:
 
 @emulated
 @pytest.mark.parametrize(
-    ("fault", "problem"),
+    ("fault", "found"),
     [
-        ("", "None"),
-        ("illegal", "a first product was ended by signal 4 (Illegal instruction)"),
-        ("wrong", "a first product failed: its numbers are wrong"),
-        ("refuse", "a first product failed: Linux refuses the permission to use tiles: Invalid argument"),
+        ("", "None True"),
+        ("illegal", "a first product was ended by signal 4 (Illegal instruction) True"),
+        ("wrong", "a first product failed: its numbers are wrong True"),
+        ("refuse", "a first product failed: Linux refuses the permission to use tiles: Invalid argument False"),
     ],
 )
-def test_a_processor_that_fails_is_found_out_by_a_child_process(machine: AmxMachine, fault: str, problem: str) -> None:
-    assert machine.output_of(PROBE.format(timeout_s=100), AMX_EMULATOR_FAULT=fault) == problem
+def test_a_processor_that_fails_is_found_out_by_a_child_process(machine: AmxMachine, fault: str, found: str) -> None:
+    assert machine.output_of(PROBE.format(timeout_s=100), AMX_EMULATOR_FAULT=fault) == found
 
 
 @emulated
 def test_a_product_without_an_end_is_not_waited_for(machine: AmxMachine) -> None:
-    problem = machine.output_of(PROBE.format(timeout_s=0.5), AMX_EMULATOR_FAULT="hang")
-    assert problem == "a first product had no end within 0.5 s"
+    found = machine.output_of(PROBE.format(timeout_s=0.5), AMX_EMULATOR_FAULT="hang")
+    assert found == "a first product had no end within 0.5 s False"
 
 
 @emulated
@@ -181,6 +221,37 @@ def test_what_was_found_out_is_kept_until_the_machine_starts_again(machine: AmxM
         assert chosen("") == "amx None", content
         assert json.loads(kept.read_text()) == {"machine": found["machine"], "problem": None}
     assert chosen("refuse").startswith("avx512-vnni Linux refuses"), "of this process, whatever was kept"
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ("kill -9 $$", "a first product was ended by signal 9 (Killed)"),
+        ("echo no module >&2; exit 1", "a first product failed: no module"),
+        (None, "a first product could not be tried: [Errno 2] No such file or directory"),
+    ],
+)
+def test_what_says_nothing_about_the_processor_is_not_kept(
+    machine: AmxMachine, tmp_path: Path, program: str | None, problem: str
+) -> None:
+    child = tmp_path / "child"
+    if program is not None:
+        child.write_text(f"#!/bin/sh\n{program}\n")
+        child.chmod(0o700)
+    assert machine.output_of(BAD_CHILD, str(child), WEIR_CACHE=str(tmp_path)).startswith(problem)
+    assert not (tmp_path / "kernels" / "amx.json").exists()
+    assert machine.output_of(CHOSEN, WEIR_CACHE=str(tmp_path)) == "amx None"
+
+
+def test_of_several_processes_one_tries_and_the_others_take_its_answer(machine: AmxMachine, tmp_path: Path) -> None:
+    assert machine.output_of(WAITING, WEIR_CACHE=str(tmp_path)) == "found by the other"
+
+
+def test_where_nothing_can_be_kept_it_is_tried_all_the_same(machine: AmxMachine, tmp_path: Path) -> None:
+    assert machine.output_of(NO_BOOT_ID, WEIR_CACHE=str(tmp_path)) == "None"
+    assert not (tmp_path / "kernels" / "amx.json").exists()
+    (tmp_path / "kernels").write_text("no folder")
+    assert machine.output_of(CHOSEN, WEIR_CACHE=str(tmp_path)) == "amx None"
 
 
 @emulated

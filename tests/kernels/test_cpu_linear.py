@@ -1,6 +1,7 @@
 """Linear layers on CPUs: exact sums, no saturation, the same bits in every instruction set, batch and split."""
 
 import itertools
+import math
 
 import numba
 import numpy as np
@@ -17,9 +18,11 @@ from tests.kernels.cpu_linear_cases import (
     random_quants,
 )
 
-from weir.ops.cpu.linear import linear, linear_range, share_start
+from weir.ops.cpu.linear import linear, linear_range, linear_range_in, share_start
+from weir.ops.cpu.linear_many import LEAST_ROWS, PAIR, has_many
 from weir.ops.cpu.linear_pack import WeightKind
 from weir.ops.cpu.quantize import quantize_rows
+from weir.ops.simd import features
 from weir.ops.simd.features import InstructionSet
 
 NUM_ROWS = (1, 2, 3, 7, 8, 15, 16, 17, 32, 33, 71)
@@ -158,22 +161,35 @@ def test_threads_and_splits_do_not_change_a_bit(kind: WeightKind, num_rows: int)
         assert np.array_equal(out, whole)
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_a_range_in_another_instruction_set_has_the_same_bits(instruction_set: InstructionSet) -> None:
+    range_there = linear_range_in(instruction_set)
+    for kind in KINDS:
+        rows, matrix, _, _ = random_case(np.random.default_rng(8), kind, 33, 131, 96)
+        out = np.full((33, 131), np.nan, np.float32)
+        range_there(rows, matrix.data, int(kind), out, False, 0, 9)
+        assert np.array_equal(out, linear(rows, matrix))
+
+
 @pytest.mark.parametrize("num_inputs", [2048, 8192])
 def test_wide_rows_and_blocks_that_fill_a_span_alone_change_nothing(num_inputs: int) -> None:
-    rows, matrix, inputs, weights = random_case(np.random.default_rng(7), WeightKind.INT4, 9, 83, num_inputs)
+    rows, matrix, inputs, weights = random_case(np.random.default_rng(7), WeightKind.INT4, 37, 83, num_inputs)
     expected, found = inputs @ weights.T, linear(rows, matrix)
     assert (np.abs(found - expected) <= 2e-6 * np.abs(inputs) @ np.abs(weights).T).all()
     assert np.array_equal(linear(rows[:1].copy(), matrix), found[:1])
 
 
-@given(st.integers(0, 3000), st.integers(1, 200))
-def test_shares_of_blocks_follow_one_another_and_cut_no_pair(num_blocks: int, num_shares: int) -> None:
-    starts = [share_start(num_blocks, share, num_shares) for share in range(num_shares + 1)]
+@given(st.integers(0, 3000), st.integers(1, 200), st.integers(1, 40))
+def test_shares_of_blocks_follow_one_another_as_even_as_can_be_and_cut_no_pair_that_is_one(
+    num_blocks: int, num_shares: int, num_rows: int
+) -> None:
+    starts = [share_start(num_blocks, share, num_shares, num_rows) for share in range(num_shares + 1)]
+    unit = PAIR if has_many(features.instruction_set().vectors) and num_rows >= LEAST_ROWS else 1
     assert starts[0] == 0
     assert starts[-1] == num_blocks
     assert starts == sorted(starts)
-    assert all(start % 2 == 0 for start in starts[:-1])
-    assert max(np.diff(starts)) <= num_blocks / num_shares + 3
+    assert all(start % unit == 0 or start == num_blocks for start in starts)
+    assert max(np.diff(starts)) <= unit * math.ceil(math.ceil(num_blocks / unit) / num_shares)
 
 
 def test_a_row_that_is_not_finite_gives_outputs_that_are_not_finite_and_spares_the_others() -> None:

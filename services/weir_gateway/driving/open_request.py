@@ -1,5 +1,5 @@
-"""What a frontend holds of a request: its n choices, each a request of its own to scheduler and workers, as one
-stream of output."""
+"""What a frontend holds of a request: its choices (n for each of its prompts), each a request of its own to scheduler
+and workers, as one stream of output."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ class OpenRequest:
 
     def __init__(self, states: Sequence[RequestState], span: RequestSpan, clock: Clock, pace: OutputPace) -> None:
         self.states = tuple(states)
-        """Choice 0 is what a request with n = 1 would be."""
+        """By prompt, and n of each; the first of a prompt is what a request of it alone with n = 1 would be."""
         self._span = span
         self._clock = clock
         self._pace = pace
@@ -57,8 +57,14 @@ class OpenRequest:
         return self.states[0].checked
 
     @property
+    def num_answers(self) -> int:
+        """Of each prompt."""
+        return self.checked.client_request.options.n or 1
+
+    @property
     def num_prompt_tokens(self) -> int:
-        return len(self.checked.prompt_token_ids)
+        """Summed over all prompts."""
+        return sum(len(state.checked.prompt_token_ids) for state in self.states[:: self.num_answers])
 
     @property
     def num_output_tokens(self) -> int:
@@ -67,8 +73,10 @@ class OpenRequest:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompt, found in the prefix cache by the choice that found most: the others wait for its pages."""
-        return max(state.num_cached_tokens for state in self.states)
+        """Found in the prefix cache, summed over all prompts: of each by the choice that found most, for whose pages
+        the others wait."""
+        num_cached, num_answers = [state.num_cached_tokens for state in self.states], self.num_answers
+        return sum(max(num_cached[first : first + num_answers]) for first in range(0, len(num_cached), num_answers))
 
     async def next_delta(self) -> OutputDelta:
         """Waits for something to send, and for more of it while the event loop is behind. Raises the first error, after
@@ -148,8 +156,8 @@ def choice_of(checked: CheckedRequest, index: int) -> CheckedRequest:
 
 
 def request_id_of(request_id: str, index: int) -> str:
-    """Those of one request differ in their last two digits only."""
-    return f"{request_id[:-2]}{int(request_id[-2:], 16) ^ index:02x}"
+    """Those of one request differ in their last four digits only."""
+    return f"{request_id[:-4]}{int(request_id[-4:], 16) ^ index:04x}"
 
 
 def _seed_of(seed: int, index: int) -> int:

@@ -1,6 +1,6 @@
 """The request's span and its attributes (GenAI conventions), and the spans of what the gateway does for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from opentelemetry import trace
@@ -65,8 +65,9 @@ class RequestSpan:
         choice.needs_first_chunk = False  # the client has one stream, and this span's first chunk is that of all
         return choice
 
-    def describe_request(self, request_id: str, checked: CheckedRequest, num_choices: int) -> None:
+    def describe_request(self, request_id: str, by_prompt: Sequence[CheckedRequest], num_choices: int) -> None:
         """What is known once the request is checked."""
+        checked = by_prompt[0]
         client_request, sampling = checked.client_request, checked.sampling
         self._span.update_name(f"{client_request.operation.value} {checked.model.name}")
         self._span.set_attributes(
@@ -84,7 +85,7 @@ class RequestSpan:
                 # an attribute is a signed 64-bit integer, a seed an unsigned one
                 "gen_ai.request.seed": sampling.seed if sampling.seed < 2**63 else str(sampling.seed),
                 "gen_ai.request.stop_sequences": client_request.options.stop,
-                "gen_ai.usage.input_tokens": len(checked.prompt_token_ids),
+                "gen_ai.usage.input_tokens": sum(len(one.prompt_token_ids) for one in by_prompt),
             }
         )
         self._span.set_attributes({"weir.tenant": checked.scope.tenant, "weir.lane": checked.scope.lane})

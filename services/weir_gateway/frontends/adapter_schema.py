@@ -2,13 +2,15 @@
 each."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation
 from weir.core.options import NUMBER_RULES, GenerateOptions
+from weir_gateway.frontends.openai_fields import COMMON_NEUTRAL, REASONS
+from weir_gateway.frontends.openai_schema import ChatBody
+from weir_gateway.frontends.unknown_fields import KnownFields
 
 MAX_VIOLATIONS = 16
 """That are told of one body."""
@@ -51,27 +53,17 @@ class AdapterBody(BaseModel):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class UndeclaredFields:
-    """Those that a body does not declare. `neutral`: the values with which a field that is not served changes nothing;
-    with others it is refused for the reason in `reasons`, if there is one. `ignored`: whatever their values."""
-
-    neutral: Mapping[str, tuple[Any, ...]]
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
-
-    def check(self, extra: Mapping[str, Any] | None, violations: list[FieldViolation]) -> None:
-        """Adds to `violations` what is refused. null is as good as absent."""
-        for name, value in (extra or {}).items():
-            if value is None or name in self.ignored or len(violations) >= MAX_VIOLATIONS:
-                continue
-            if name not in self.neutral:
-                violations.append(FieldViolation(shown(name), "is not a field of this request"))
-            elif not any(
-                value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.neutral[name]
-            ):
-                reason = self.reasons.get(name, "is not served")
-                violations.append(FieldViolation(name, f"{reason}; leave it out"))
+def known_fields(
+    body_type: type[AdapterBody],
+    neutral: Mapping[str, tuple[Any, ...]],
+    reasons: Mapping[str, str],
+    ignored: frozenset[str],
+) -> KnownFields:
+    """Those of one API beside what `body_type` declares. What chats have, or refuse, and it has not, is refused."""
+    of_chats = dict.fromkeys(ChatBody.model_fields, ()) | dict(COMMON_NEUTRAL) | {"n": (1,)}
+    declared = frozenset(body_type.model_fields)
+    undeclared = {name: values for name, values in of_chats.items() if name not in declared}
+    return KnownFields(declared, {**undeclared, **neutral}, {**REASONS, **reasons}, ignored)
 
 
 def shown(text: object) -> str:

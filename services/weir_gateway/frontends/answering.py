@@ -5,6 +5,7 @@
 What an API is lies in its schema and its `AnswerForm`; all else is the same for each.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
@@ -15,10 +16,12 @@ from weir.core.errors import FieldViolation, InternalError, InvalidRequest, Weir
 from weir.core.trace_context import extract
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
-from weir_gateway.frontends.event_stream import EventStream, watched
+from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
 from weir_gateway.frontends.http_keys import with_key
+from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.openai_render import Json
 from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, UnknownFields, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
@@ -54,13 +57,20 @@ class AnswerForm(Protocol):
 class Answering:
     """One for all APIs of the port that have an `AnswerForm`."""
 
-    def __init__(self, processor: InputProcessor, send_timeout_s: float, report_defect: ReportDefect) -> None:
+    def __init__(self, processor: InputProcessor, settings: HttpSettings, report_defect: ReportDefect) -> None:
         self._processor = processor
-        self._send_timeout_s = send_timeout_s
+        self._streams = settings.streams
         self._report_defect = report_defect
+        self.unknown_fields: UnknownFields = settings.unknown_fields
+        """What happens to those."""
 
     async def answer(
-        self, request: Request, caller: Caller, asked: ClientRequest, make_form: Callable[[OpenRequest], AnswerForm]
+        self,
+        request: Request,
+        caller: Caller,
+        asked: ClientRequest,
+        ignored_fields: tuple[str, ...],
+        make_form: Callable[[OpenRequest], AnswerForm],
     ) -> Response:
         """Raises WeirError until the first token: then an error still gets a status of its own. The body must have
         been read."""
@@ -69,23 +79,34 @@ class Answering:
         try:
             form = make_form(opened)
             async with watched(request.receive, opened.leave):
-                if not asked.is_stream:
-                    return JSONResponse(await form.whole(await _whole_output(opened)))
-                first = await opened.next_delta()
+                if asked.is_stream:
+                    first = await self._try_first_delta(opened)
+                else:
+                    response: Response = JSONResponse(await form.whole(await _whole_output(opened)))
         except BaseException:
             opened.leave()
             raise
-        return EventStream(
-            self._events(opened, form, first),
-            opened.leave,
-            send_timeout_s=self._send_timeout_s,
-            log_ids=asked.log_ids,
-        )
+        if asked.is_stream:
+            events = self._events(opened, form, first)
+            response = EventStream(events, opened.leave, self._streams, asked.log_ids, done=b"")
+        if ignored_fields:
+            response.headers[IGNORED_HEADER] = ignored_header(ignored_fields)
+        return response
 
-    async def _events(self, opened: OpenRequest, form: AnswerForm, first: OutputDelta) -> AsyncIterator[bytes]:
-        waiting = form.opening()
-        delta = first
+    async def _try_first_delta(self, opened: OpenRequest) -> OutputDelta | None:
+        """None: it takes so long that others would take the connection for dead."""
         try:
+            async with asyncio.timeout(self._streams.keep_alive_s or None):
+                return await opened.next_delta()
+        except TimeoutError:
+            return None
+
+    async def _events(self, opened: OpenRequest, form: AnswerForm, first: OutputDelta | None) -> AsyncIterator[bytes]:
+        """Ends with StreamBroken after the events of a failure."""
+        waiting: bytes | None = None
+        try:
+            delta = await opened.next_delta() if first is None else first
+            waiting = form.opening()
             while True:
                 if data := form.delta(delta):
                     yield waiting + data
@@ -96,11 +117,15 @@ class Answering:
                 delta = await opened.next_delta()
             end = await form.closing()
         except WeirError as error:
-            end = form.failure(error)
+            failure = error
         except Exception as error:  # noqa: BLE001 - the boundary of one stream, whose status has been sent
             log_ids = opened.checked.client_request.log_ids
-            end = form.failure(self._report_defect("the stream of an answer", error, log_ids))
-        yield waiting + end
+            failure = self._report_defect("the stream of an answer", error, log_ids)
+        else:
+            yield waiting + end
+            return
+        yield (form.opening() if waiting is None else waiting) + form.failure(failure)
+        raise StreamBroken
 
 
 async def _whole_output(opened: OpenRequest) -> OutputDelta:

@@ -1,5 +1,6 @@
 """The HTTP frontend: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.anthropic.handlers import MessagesApi
 from weir_gateway.frontends.correlation import correlation_of, mark
 from weir_gateway.frontends.error_forms import MESSAGES_PATH, error_form_of
-from weir_gateway.frontends.event_stream import EventStream, watched
+from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
@@ -27,8 +28,8 @@ from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
 from weir_gateway.frontends.openai_render import AnswerRenderer, error_body
 from weir_gateway.frontends.openai_schema import (
+    AskedAnswer,
     ChatBody,
-    CommonBody,
     CompletionBody,
     chat_request,
     completion_request,
@@ -37,6 +38,7 @@ from weir_gateway.frontends.openai_schema import (
 from weir_gateway.frontends.responses.handlers import ResponsesApi
 from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event
+from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
@@ -64,7 +66,7 @@ class HttpFrontend:
         self._is_ready = is_ready
         self._bodies = BodyReader(settings, bodies)
         self._tools = HttpTools(processor, self._bodies)
-        answering = Answering(processor, settings.send_timeout_s, self._internal_error)
+        answering = Answering(processor, settings, self._internal_error)
         self._responses = ResponsesApi(processor, self._bodies, answering, store)
         self._messages = MessagesApi(processor, self._bodies, answering)
         self.num_internal_errors = 0
@@ -134,44 +136,54 @@ class HttpFrontend:
     async def _chat(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
         body = parse_body(ChatBody, await self._bodies.read(request))
-        asked = with_key(chat_request(body, request.state.correlation_id), request.headers)
-        return await self._answer(request, caller, asked, body)
+        asked = chat_request(body, request.state.correlation_id, self._settings.unknown_fields)
+        return await self._answer(request, caller, asked)
 
     async def _completions(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
         body = parse_body(CompletionBody, await self._bodies.read(request))
-        asked = with_key(completion_request(body, request.state.correlation_id), request.headers)
-        return await self._answer(request, caller, asked, body)
+        asked = completion_request(body, request.state.correlation_id, self._settings.unknown_fields)
+        return await self._answer(request, caller, asked)
 
-    async def _answer(
-        self, request: Request, caller: Caller, client_request: ClientRequest, body: CommonBody
-    ) -> Response:
+    async def _answer(self, request: Request, caller: Caller, asked: AskedAnswer) -> Response:
+        client_request = with_key(asked.client_request, request.headers)
         opened = await self._processor.open(client_request, caller, extract(dict(request.headers)), None)
         try:
-            renderer = AnswerRenderer(opened, includes_usage=body.includes_usage)
+            renderer = AnswerRenderer(opened, asked.rendering)
             async with watched(request.receive, opened.leave):
-                if not client_request.is_stream:
-                    return JSONResponse(await _whole_answer(opened, renderer))
-                # Before the first delta an error still gets a status of its own.
-                first = await opened.next_delta()
+                if client_request.is_stream:
+                    first = await self._try_first_delta(opened)
+                else:
+                    response: Response = JSONResponse(await _whole_answer(opened, renderer))
         except BaseException:
             opened.leave()
             raise
-        events = self._events(opened, renderer, client_request, first)
-        return EventStream(
-            events, opened.leave, send_timeout_s=self._settings.send_timeout_s, log_ids=client_request.log_ids
-        )
+        if client_request.is_stream:
+            events = self._events(opened, renderer, client_request, first)
+            response = EventStream(events, opened.leave, self._settings.streams, client_request.log_ids)
+        if asked.ignored_fields:
+            response.headers[IGNORED_HEADER] = ignored_header(asked.ignored_fields)
+        return response
+
+    async def _try_first_delta(self, opened: OpenRequest) -> OutputDelta | None:
+        """Before it an error still gets a status of its own, unless that takes so long that others would take the
+        connection for dead: then None."""
+        try:
+            async with asyncio.timeout(self._settings.streams.keep_alive_s or None):
+                return await opened.next_delta()
+        except TimeoutError:
+            return None
 
     async def _events(
-        self, opened: OpenRequest, renderer: AnswerRenderer, asked: ClientRequest, first: OutputDelta
+        self, opened: OpenRequest, renderer: AnswerRenderer, asked: ClientRequest, first: OutputDelta | None
     ) -> AsyncIterator[bytes]:
-        """After an error comes an error event, and the end of the stream is seen in either case."""
+        """Ends with StreamBroken after the event of an error."""
         is_going_on = asked.options.resume_from is not None
         head = b"" if is_going_on else b"".join(event(chunk) for chunk in renderer.opening())
         chunks = ChunkEvents(renderer)
         num_chars = [state.output.num_skipped_chars for state in opened.states]
-        delta = first
         try:
+            delta = await opened.next_delta() if first is None else first
             while True:
                 if (delta.text or delta.logprobs or delta.finish_reason is not None) and not asked.had_end:
                     event_id = event_id_of(delta) if asked.options.idempotency_key else ""
@@ -183,13 +195,14 @@ class HttpFrontend:
                     break
                 delta = await opened.next_delta()
         except WeirError as error:
-            yield head + event(error_body(error)) + DONE
-            return
+            failure = error
         except Exception as error:  # noqa: BLE001 - the boundary of one stream, whose status has been sent
-            internal = self._internal_error("the stream of an answer", error, asked.log_ids)
-            yield head + event(error_body(internal)) + DONE
+            failure = self._internal_error("the stream of an answer", error, asked.log_ids)
+        else:
+            yield b"".join(event(chunk) for chunk in renderer.closing()) + DONE
             return
-        yield b"".join(event(chunk) for chunk in renderer.closing()) + DONE
+        yield head + event(error_body(failure))
+        raise StreamBroken
 
     def _internal_error(self, what: str, error: Exception, log_ids: Mapping[str, str]) -> InternalError:
         self.num_internal_errors += 1

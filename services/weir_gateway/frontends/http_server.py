@@ -5,14 +5,16 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from weir.core.errors import Unavailable
+from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.http_connections import ConnectionBook
 from weir_gateway.frontends.http_protocol import protocol_with_bounds
+from weir_gateway.frontends.unknown_fields import UnknownFields
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class HttpSettings:
 
     More than `max_connections` that ask get 503 at once. Of those on which nothing is asked `max_idle_connections` are
     held; over that the one that has been idle longest is closed. `max_body_bytes` is above what any field may hold, so
-    that a prompt that is too long is named. A client that takes nothing for `send_timeout_s` is given up.
+    that a prompt that is too long is named. `unknown_fields`: what happens to fields of a body that nobody here knows.
     """
 
     host: str = "127.0.0.1"
@@ -38,7 +40,8 @@ class HttpSettings:
     max_body_bytes: int = 32 << 20
     head_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
-    send_timeout_s: float = 60.0
+    streams: StreamSettings = field(default_factory=StreamSettings)
+    unknown_fields: UnknownFields = "ignore"
 
 
 class _Server(uvicorn.Server):
@@ -92,7 +95,7 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
         )
-        self._server = _Server(config, settings.send_timeout_s)
+        self._server = _Server(config, settings.streams.send_timeout_s)
         self._wanted_port = settings.port
         self._task: asyncio.Task[None] | None = None
         self.port = 0

@@ -76,5 +76,8 @@ def _model_json(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": "weir",
+        "root": model.name,
+        "parent": None,
+        "permission": [],
         "max_model_len": model.max_context_tokens,
     }

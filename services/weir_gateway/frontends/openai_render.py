@@ -22,7 +22,7 @@ from weir.core.errors import (
 from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir_gateway.driving.open_request import OpenRequest
-from weir_gateway.requests.client_request import Operation
+from weir_gateway.requests.client_request import Operation, Text
 from weir_gateway.requests.output import OutputDelta
 
 Json = dict[str, Any]
@@ -45,71 +45,139 @@ _ERRORS: tuple[tuple[type[WeirError], int, str, str], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What a client wants of the form of its answer.
+
+    `includes_usage`: token counts at a stream's end, with `has_continuous_usage` so far in each chunk too. `echoes`: a
+    completion begins with its prompt, and its log-probabilities with the prompt's. `drops_output`: nothing else is
+    wanted. `shows_prompt_logprobs`: in vLLM's form.
+    """
+
+    includes_usage: bool = False
+    has_continuous_usage: bool = False
+    returns_token_ids: bool = False
+    shows_prompt_logprobs: bool = True
+    echoes: bool = False
+    drops_output: bool = False
+
+    @property
+    def has_plain_chunks(self) -> bool:
+        """Whether chunks without log-probabilities differ in nothing but their text."""
+        return not (self.has_continuous_usage or self.returns_token_ids or self.drops_output)
+
+
 class AnswerRenderer:
     """Renders the answer to one request: whole, or opening, chunks and closing."""
 
-    def __init__(self, opened: OpenRequest, *, includes_usage: bool) -> None:
+    def __init__(self, opened: OpenRequest, rendering: Rendering) -> None:
+        self.rendering = rendering
         self._opened = opened
         self._is_chat = opened.checked.client_request.operation is Operation.CHAT
-        self._includes_usage = includes_usage
         self._logprobs = LogprobsRenderer(opened.checked.model.tokenizer.token_bytes)
         self._created_unix_s = int(time.time())
 
     def whole(self, outputs: Sequence[OutputDelta]) -> Json:
         """The answer that is not streamed; `outputs` are its choices in order, complete."""
-        choices = [self._whole_choice(output) for output in outputs]
-        return {**self._head(is_chunk=False), "choices": choices, "usage": self._usage()}
+        choices = [self._whole_choice(output, outputs) for output in outputs]
+        answer = {**self._head(is_chunk=False), "choices": choices, "usage": self._usage()}
+        return {**answer, **self._prompt_ids_of_chat()}
 
     def opening(self) -> list[Json]:
-        """What a stream begins with, before any text."""
-        if not self._is_chat:
-            return []
-        content = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return [self._chunk({"index": choice, **content}) for choice in range(len(self._opened.states))]
+        """What a stream begins with, before any text of the model's."""
+        chunks = []
+        for index in range(len(self._opened.states)):
+            if self._is_chat:
+                content: Json = {"delta": {"role": "assistant", "content": ""}}
+            elif self.rendering.echoes or self.rendering.returns_token_ids:
+                content = {"text": self._echo(index), **self._prompt_ids_of_completion(index)}
+            else:
+                continue
+            chunks.append(self._chunk({"index": index, **content, "logprobs": None, "finish_reason": None}))
+        if chunks:
+            chunks[0] |= self._prompt_ids_of_chat()
+        return chunks
 
     def chunk(self, delta: OutputDelta, text_offset: int) -> Json:
         """Part of a choice, the last one with a finish reason. `text_offset`: characters of the choice before it."""
-        if self._is_chat:
-            content: Json = {"delta": {"content": delta.text} if delta.text else {}}
-        else:
-            content = {"text": delta.text}
+        text = "" if self.rendering.drops_output else delta.text
+        content: Json = {"delta": {"content": text} if text else {}} if self._is_chat else {"text": text}
         return self._chunk(self._choice(delta, content, text_offset))
 
     def closing(self) -> list[Json]:
         """What follows the last delta: the token counts, if they were asked for."""
-        if not self._includes_usage:
+        if not self.rendering.includes_usage:
             return []
         return [{**self._head(is_chunk=True), "choices": [], "usage": self._usage()}]
 
-    def _whole_choice(self, output: OutputDelta) -> Json:
+    def _whole_choice(self, output: OutputDelta, outputs: Sequence[OutputDelta]) -> Json:
         if self._is_chat:
             content: Json = {"message": {"role": "assistant", "content": output.text, "refusal": None}}
         else:
-            content = {"text": output.text}
+            text = "" if self.rendering.drops_output else output.text
+            content = {"text": self._echo(output.choice) + text, **self._prompt_ids_of_completion(output.choice)}
         choice = self._choice(output, content, 0)
-        if output.prompt_logprobs:
+        if output.prompt_logprobs and self.rendering.shows_prompt_logprobs:
             choice["prompt_logprobs"] = self._logprobs.prompt_json(output.prompt_logprobs)
+        if self.rendering.echoes and self._opened.checked.sampling.logprobs is not None:
+            # computed once a prompt, with its first answer
+            of_prompt = outputs[output.choice - output.choice % self._opened.num_answers].prompt_logprobs
+            choice["logprobs"] = self._echoed_logprobs(output, of_prompt)
         return choice
 
     def _choice(self, delta: OutputDelta, content: Json, text_offset: int) -> Json:
         logprobs = None
-        if delta.logprobs:
+        if delta.logprobs and not self.rendering.drops_output:
             chat, completion = self._logprobs.chat_json, self._logprobs.completion_json
             logprobs = chat(delta.logprobs) if self._is_chat else completion(delta.logprobs, text_offset)
         choice = {"index": delta.choice, **content, "logprobs": logprobs, "finish_reason": None}
+        if self.rendering.returns_token_ids:
+            choice["token_ids"] = [] if self.rendering.drops_output else list(delta.token_ids)
         if delta.finish_reason is FinishReason.DEADLINE:
             # Clients with strict types know five finish reasons and fail at a sixth; "length" is what it is to them.
             return {**choice, "finish_reason": FinishReason.LENGTH.value, "finish_details": {"type": "deadline"}}
         if delta.finish_reason is not None:
-            choice["finish_reason"] = delta.finish_reason.value
+            reason = FinishReason.LENGTH if self.rendering.drops_output else delta.finish_reason
+            choice["finish_reason"] = reason.value
         return choice
+
+    def _echo(self, choice: int) -> str:
+        """The prompt of a choice, if it is wanted, as it was sent."""
+        if not self.rendering.echoes:
+            return ""
+        checked = self._opened.states[choice].checked
+        prompt = checked.client_request.prompt
+        if isinstance(prompt, Text):
+            return prompt.text
+        return checked.model.tokenizer.decode(checked.prompt_token_ids, skip_special=False)
+
+    def _echoed_logprobs(self, output: OutputDelta, of_prompt: Sequence[TokenLogprobs]) -> Json:
+        """`choices[].logprobs` over prompt and output; its first token has none, for nothing comes before it."""
+        first = self._opened.states[output.choice].checked.prompt_token_ids[0]
+        of_output = () if self.rendering.drops_output else output.logprobs
+        found = self._logprobs.completion_json([TokenLogprobs.unknown(first), *of_prompt, *of_output], 0)
+        found["token_logprobs"][0] = found["top_logprobs"][0] = None
+        return found
+
+    def _prompt_ids_of_completion(self, choice: int) -> Json:
+        if not self.rendering.returns_token_ids:
+            return {}
+        return {"prompt_token_ids": list(self._opened.states[choice].checked.prompt_token_ids)}
+
+    def _prompt_ids_of_chat(self) -> Json:
+        if not (self._is_chat and self.rendering.returns_token_ids):
+            return {}
+        return {"prompt_token_ids": list(self._opened.checked.prompt_token_ids)}
 
     def _chunk(self, choice: Json) -> Json:
         chunk = {**self._head(is_chunk=True), "choices": [choice]}
-        return {**chunk, "usage": None} if self._includes_usage else chunk
+        if self.rendering.has_continuous_usage:
+            return {**chunk, "usage": self._usage()}
+        return {**chunk, "usage": None} if self.rendering.includes_usage else chunk
 
     def _usage(self) -> Json:
-        num_prompt, num_output = self._opened.num_prompt_tokens, self._opened.num_output_tokens
+        num_prompt = self._opened.num_prompt_tokens
+        num_output = 0 if self.rendering.drops_output else self._opened.num_output_tokens
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,

@@ -1,17 +1,19 @@
-"""The bodies of OpenAI's requests that Weir serves, read strictly. What it does not serve is refused by name.
+"""The bodies of OpenAI's requests that Weir serves, read strictly. What it does not serve is refused by name
+(`unknown_fields`, with the tables of `openai_fields`)."""
 
-A field that changes the answer and is not served must not be ignored: the client would take the answer for what it
-asked for. Such a field is accepted only with the value that changes nothing.
-"""
-
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
+from weir_gateway.frontends.openai_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, NO_TOOLS, REASONS
+from weir_gateway.frontends.openai_render import Rendering
+from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import (
     ClientRequest,
     Conversation,
@@ -39,33 +41,16 @@ HTTP_NAMES: FieldNames = {name: name for name in grpc_names()} | {
     "idempotency_key": "Idempotency-Key",
     "resume_from": "Last-Event-ID",
 }
-# Values with which a field that is not served changes nothing.
-_HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "web_search_options": (),
-}
-# Fields that never change the answer.
-_IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
+_MAX_TEMPLATE_VARIABLES_CHARS = 16_384
 
 
 class StreamOptions(BaseModel):
-    """`include_usage`: one more chunk at the end, with the token counts."""
+    """`include_usage`: one more chunk at the end, with the token counts; `continuous_usage_stats`: in each chunk."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class CommonBody(BaseModel):
@@ -102,21 +87,22 @@ class CommonBody(BaseModel):
     partial_at_deadline: bool | None = None
     cache_salt: str | None = None
     cache_prompt: bool | None = None
+    return_token_ids: bool | None = None
+    parallel_tool_calls: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
 
     @property
     def is_stream(self) -> bool:
         return bool(self.stream)
 
-    @property
-    def includes_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class CompletionBody(CommonBody):
-    """`POST /v1/completions`. `prompt` is a text or a list of token ids."""
+    """`POST /v1/completions`. `prompt` is a text or a list of token ids, or a list of these."""
 
     prompt: Any
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 class Message(BaseModel):
@@ -135,6 +121,18 @@ class ChatBody(CommonBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskedAnswer:
+    """A body, understood. `ignored_fields`: their names, which the answer tells."""
+
+    client_request: ClientRequest
+    rendering: Rendering
+    ignored_fields: tuple[str, ...] = ()
 
 
 def parse_body(body_type: type[_ModelT], raw: bytes) -> _ModelT:
@@ -148,37 +146,65 @@ def parse_body(body_type: type[_ModelT], raw: bytes) -> _ModelT:
         ) from None
 
 
-def completion_request(body: CompletionBody, correlation_id: str) -> ClientRequest:
+COMPLETION_FIELDS = KnownFields(frozenset(CompletionBody.model_fields), COMPLETION_NEUTRAL, REASONS, IGNORED)
+CHAT_FIELDS = KnownFields(frozenset(ChatBody.model_fields), CHAT_NEUTRAL, REASONS, IGNORED)
+
+
+def completion_request(body: CompletionBody, correlation_id: str, unknown_fields: UnknownFields) -> AskedAnswer:
     """Raises InvalidRequest for what is not served."""
-    violations = unserved(body.model_extra, _HARMLESS)
-    prompt = _prompt_of(body.prompt, violations)
+    violations: list[FieldViolation] = []
+    ignored = check_undeclared(body.model_extra, COMPLETION_FIELDS, unknown_fields, violations)
+    prompts = _prompts_of(body.prompt, violations)
     given = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
-    return _client_request(body, Operation.TEXT_COMPLETION, prompt, given, HTTP_NAMES, correlation_id, violations)
+    rendering = _rendering_of(body, echoes=bool(body.echo), drops_output=bool(body.echo) and body.max_tokens == 0)
+    if rendering.drops_output:
+        given["max_tokens"] = 1  # which nobody sees: a step has at least one
+    if rendering.echoes and body.logprobs is not None:
+        given["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+        if body.is_stream:
+            violations.append(FieldViolation("echo", "comes with logprobs in whole answers only; leave stream out"))
+    asked = _client_request(body, Operation.TEXT_COMPLETION, prompts, given, HTTP_NAMES, correlation_id, violations)
+    return AskedAnswer(asked, rendering, ignored)
 
 
-def chat_request(body: ChatBody, correlation_id: str) -> ClientRequest:
+def chat_request(body: ChatBody, correlation_id: str, unknown_fields: UnknownFields) -> AskedAnswer:
     """Raises InvalidRequest for what is not served."""
-    violations = unserved(body.model_extra, _HARMLESS)
-    prompt = conversation_of(body.messages, violations)
+    violations: list[FieldViolation] = []
+    ignored = check_undeclared(body.model_extra, CHAT_FIELDS, unknown_fields, violations)
+    prompt = _conversation_of_chat(body, violations)
     if body.top_logprobs and not body.logprobs:
         violations.append(FieldViolation("top_logprobs", f"is {body.top_logprobs}; give logprobs: true with it"))
     names = {**HTTP_NAMES, "logprobs": "top_logprobs"}
     given = {"max_tokens": body.max_tokens, "logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     if body.max_completion_tokens is not None:
         names["max_tokens"], given["max_tokens"] = "max_completion_tokens", body.max_completion_tokens
-    return _client_request(body, Operation.CHAT, prompt, given, names, correlation_id, violations)
+    asked = _client_request(body, Operation.CHAT, [prompt], given, names, correlation_id, violations)
+    return AskedAnswer(asked, _rendering_of(body), ignored)
+
+
+def _rendering_of(body: CommonBody, *, echoes: bool = False, drops_output: bool = False) -> Rendering:
+    stream = body.stream_options or StreamOptions()
+    return Rendering(
+        includes_usage=bool(stream.include_usage),
+        has_continuous_usage=bool(stream.include_usage and stream.continuous_usage_stats),
+        returns_token_ids=bool(body.return_token_ids),
+        shows_prompt_logprobs=body.prompt_logprobs is not None,
+        echoes=echoes,
+        drops_output=drops_output,
+    )
 
 
 def _client_request(
     body: CommonBody,
     operation: Operation,
-    prompt: Prompt,
+    prompts: Sequence[Prompt],
     given: Mapping[str, int | None],
     names: FieldNames,
     correlation_id: str,
     violations: list[FieldViolation],
 ) -> ClientRequest:
-    """`given`: the numbers whose fields are not the same in both kinds of request."""
+    """`given`: the numbers that are not taken as they stand in the body; there is at least one prompt."""
+    _check_tools(body, violations)
     stop = _stop_of(body.stop, violations)
     logit_bias = _logit_bias_of(body.logit_bias or {}, violations)
     if body.prompt_logprobs is not None and body.is_stream:
@@ -189,7 +215,8 @@ def _client_request(
     numbers: dict[str, Any] = {name: getattr(body, name) for name in shared} | dict(given)
     return ClientRequest(
         operation=operation,
-        prompt=prompt,
+        prompt=prompts[0],
+        more_prompts=tuple(prompts[1:]),
         names=names,
         options=GenerateOptions(
             model=body.model or "",
@@ -208,19 +235,6 @@ def _client_request(
         is_stream=body.is_stream,
         priority=body.priority,
     )
-
-
-def unserved(extra: Mapping[str, Any] | None, harmless: Mapping[str, tuple[Any, ...]]) -> list[FieldViolation]:
-    """Of fields that a body does not declare. `harmless`: the values with which those that are known change nothing."""
-    violations = []
-    for name, value in (extra or {}).items():
-        if value is None or name in _IGNORED:
-            continue
-        if name not in harmless:
-            violations.append(FieldViolation(_cut(name), "is not a field of this request"))
-        elif value not in harmless[name] or isinstance(value, bool) != isinstance(harmless[name][0], bool):
-            violations.append(FieldViolation(name, "is not served; leave it out"))
-    return violations
 
 
 def conversation_of(messages: Sequence[Message], violations: list[FieldViolation]) -> Conversation:
@@ -243,14 +257,55 @@ def token_ids_of(value: object) -> tuple[int, ...] | None:
     return None
 
 
-def _prompt_of(value: object, violations: list[FieldViolation]) -> Prompt:
+def _prompts_of(value: object, violations: list[FieldViolation]) -> Sequence[Prompt]:
+    """At least one."""
+    single = _try_prompt_of(value)
+    if single is not None:
+        return [single]
+    entries = value if isinstance(value, list) else []
+    prompts = [_try_prompt_of(entry) for entry in entries]
+    found = [prompt for prompt in prompts if prompt is not None]
+    if entries and len(found) == len(entries):
+        return found
+    if any(isinstance(entry, str | list) for entry in entries):
+        problem = "must be a text, or a list of token ids"
+        violations.append(FieldViolation(f"prompt[{prompts.index(None)}]", problem))
+    else:
+        problem = "must be a text, a list of token ids, or a list of texts or of such lists"
+        violations.append(FieldViolation("prompt", problem))
+    return [Text("")]
+
+
+def _try_prompt_of(value: object) -> Text | TokenIds | None:
+    """Of an empty list the checks say that it is no prompt."""
     if isinstance(value, str):
         return Text(value)
     token_ids = token_ids_of(value)
-    if token_ids is not None:
-        return TokenIds(token_ids)
-    violations.append(FieldViolation("prompt", "must be one text, or one list of token ids"))
-    return Text("")
+    return None if token_ids is None else TokenIds(token_ids)
+
+
+def _conversation_of_chat(body: ChatBody, violations: list[FieldViolation]) -> Conversation:
+    variables = body.chat_template_kwargs or {}
+    if len(json.dumps(variables)) > _MAX_TEMPLATE_VARIABLES_CHARS:
+        limit = f"is larger than {_MAX_TEMPLATE_VARIABLES_CHARS} characters of JSON"
+        violations.append(FieldViolation("chat_template_kwargs", limit))
+    if body.continue_final_message and body.add_generation_prompt:
+        problem = "comes with add_generation_prompt: the last message goes on, or a new one begins; give one of them"
+        violations.append(FieldViolation("continue_final_message", problem))
+    return replace(
+        conversation_of(body.messages, violations),
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        template_variables=variables,
+    )
+
+
+def _check_tools(body: CommonBody, violations: list[FieldViolation]) -> None:
+    """With `none` a model is not to call any, which no answer does."""
+    if body.tools and body.tool_choice != "none":
+        violations.append(FieldViolation("tools", f"{NO_TOOLS}, or leave it out"))
+    if body.tool_choice not in (None, "none", "auto"):
+        violations.append(FieldViolation("tool_choice", f"{NO_TOOLS}, or leave it out"))
 
 
 def _content_of(value: object, field: str, violations: list[FieldViolation]) -> str:

@@ -1,26 +1,21 @@
 """The bodies of vLLM's `/tokenize` and `/detokenize`, read as strictly as those of requests, and their answers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir_gateway.frontends.openai_schema import HTTP_NAMES, Message, conversation_of, token_ids_of, unserved
+from weir_gateway.frontends.openai_fields import IGNORED
+from weir_gateway.frontends.openai_schema import HTTP_NAMES, Message, conversation_of, token_ids_of
+from weir_gateway.frontends.unknown_fields import KnownFields, check_undeclared
 from weir_gateway.requests.client_request import Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
 from weir_gateway.tokenization import DetokenizeRequest, TokenizeRequest
 
 DETOKENIZE_NAMES: FieldNames = {**HTTP_NAMES, "token_ids": "tokens"}
-# Values with which a field that is not served changes nothing.
-_HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "mm_processor_kwargs": ({},),
-    "tools": ([],),
-}
 _NUM_AT_ONCE = 4096
 
 
@@ -46,9 +41,24 @@ class DetokenizeBody(BaseModel):
     tokens: Any = None
 
 
+_TOKENIZE_FIELDS = KnownFields(
+    frozenset(TokenizeBody.model_fields),
+    neutral={
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "mm_processor_kwargs": ({},),
+        "tools": ([],),
+    },
+    ignored=IGNORED,
+)
+_DETOKENIZE_FIELDS = KnownFields(frozenset(DetokenizeBody.model_fields), ignored=IGNORED)
+
+
 def tokenize_request(body: TokenizeBody) -> TokenizeRequest:
     """Raises InvalidRequest for what is not served, and for a text beside a conversation, or neither."""
-    violations = unserved(body.model_extra, _HARMLESS)
+    violations: list[FieldViolation] = []
+    check_undeclared(body.model_extra, _TOKENIZE_FIELDS, "refuse", violations)
     prompt = _prompt_of(body, violations)
     if violations:
         raise InvalidRequest(violations)
@@ -58,13 +68,13 @@ def tokenize_request(body: TokenizeBody) -> TokenizeRequest:
         prompt=prompt,
         names=HTTP_NAMES,
         add_special_tokens=not is_chat if body.add_special_tokens is None else body.add_special_tokens,
-        add_generation_prompt=body.add_generation_prompt is not False,
     )
 
 
 def detokenize_request(body: DetokenizeBody) -> DetokenizeRequest:
     """Raises InvalidRequest for what is not served, or is no list of token ids."""
-    violations = unserved(body.model_extra, {})
+    violations: list[FieldViolation] = []
+    check_undeclared(body.model_extra, _DETOKENIZE_FIELDS, "refuse", violations)
     token_ids = token_ids_of(body.tokens)
     if token_ids is None:
         violations.append(FieldViolation("tokens", "must be one list of token ids"))
@@ -91,7 +101,8 @@ def _prompt_of(body: TokenizeBody, violations: list[FieldViolation]) -> Text | C
     if body.messages is not None:
         if body.prompt is not None:
             violations.append(FieldViolation("prompt", "comes with messages; give one of them"))
-        return conversation_of(body.messages, violations)
+        conversation = conversation_of(body.messages, violations)
+        return replace(conversation, add_generation_prompt=body.add_generation_prompt is not False)
     if body.add_generation_prompt is not None:
         violations.append(FieldViolation("add_generation_prompt", "is for messages; leave it out"))
     if isinstance(body.prompt, str):

@@ -39,7 +39,14 @@ class TextTokenizer(Protocol):
 class ChatRenderer(Protocol):
     """Turns a conversation into a prompt; raises InvalidRequest for one that the model does not take."""
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str: ...
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] = ...,
+    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

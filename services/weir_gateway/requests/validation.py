@@ -41,8 +41,10 @@ class Limits:
     default_max_tokens: int = 512
     max_prompt_bytes: int = 1 << 20
     max_messages: int = 1024
+    max_prompts: int = 256
+    """Of one request."""
     max_prompt_logprobs: int = 65_536
-    """Log-probabilities of one prompt: its tokens times (1 + `prompt_logprobs`)."""
+    """Log-probabilities of a request's prompts: their tokens times (1 + `prompt_logprobs`)."""
     max_tokenize_calls: int = 8
     max_tokenize_calls_of_tenant: int = 6
     tokenize_timeout_s: float = 30.0
@@ -123,6 +125,26 @@ def check_counts(counts: Counts, names: FieldNames, model: ServedModel, limits: 
     found.raise_any()
 
 
+def check_num_prompts(client_request: ClientRequest, limits: Limits) -> None:
+    """Raises InvalidRequest for a list that is too long."""
+    found, names, num_prompts = _Violations(), client_request.names, client_request.num_prompts
+    field = prompt_field(client_request.prompt, names)
+    if num_prompts > limits.max_prompts:
+        found.add(field, f"has {num_prompts} prompts; at most {limits.max_prompts} are taken at once")
+    if num_prompts > 1 and client_request.options.idempotency_key:
+        one = f"with {names['idempotency_key']} there is one answer: send one prompt"
+        found.add(field, f"has {num_prompts} prompts; {one}")
+    found.raise_any()
+
+
+def check_all_prompts(by_prompt: Sequence[CheckedRequest], limits: Limits) -> None:
+    """What the prompts of a list are too much for together. Raises InvalidRequest."""
+    found = _Violations()
+    num_tokens = sum(len(checked.prompt_token_ids) for checked in by_prompt)
+    _check_prompt_logprobs(found, by_prompt[0].client_request, limits, num_tokens)
+    found.raise_any()
+
+
 def check_fields(client_request: ClientRequest, model: ServedModel, limits: Limits) -> None:
     """Raises InvalidRequest with every wrong field. Costs little, however large the prompt is."""
     found = _Violations()
@@ -158,7 +180,6 @@ def check_prompt(
         found.add(violation.field, violation.description)
     default_max_tokens = caps.default_max_tokens(num_prompt, limits.default_max_tokens)
     max_tokens = min(default_max_tokens if options.max_tokens is None else options.max_tokens, context - num_prompt)
-    _check_prompt_logprobs(found, client_request, limits, num_prompt)
     found.raise_any()
     eos_ids = () if options.ignore_eos else model.eos_token_ids
     return CheckedRequest(

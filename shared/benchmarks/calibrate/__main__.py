@@ -133,11 +133,13 @@ def _foot(config: CalibrateConfig, found: CalibrationReport) -> Iterator[str]:
     )
     yield (
         f"- Costs of steps: the mean that both workers had fitted to their own steps, newest 4,096, when a round"
-        f" began, after {found.num_warm_ups} other loads of the same kind. Those of the last round, in ms:"
+        f" began, after {found.num_warm_ups} other loads of the same kind: in ms while the other worker does not"
+        " compute, and by what part longer while it does (contention). Those of the last round:"
     )
     for role in ("prefill", "decode"):
         quality = found.fit_quality[role]
-        yield f"  - {cost_line(role, getattr(found.loads[-1].costs[-1], role))}"
+        costs = found.loads[-1].costs[-1]
+        yield f"  - {cost_line(role, getattr(costs, role), getattr(costs, f'{role}_contention'))}"
         yield (
             f"    (after the warm-up: {quality['steps']:.0f} steps, R2 {quality['r2']:.2f}, measured by usual"
             f" {quality['error_p05']:+.0%} … {quality['error_p95']:+.0%} from p5 to p95)"
@@ -149,8 +151,8 @@ def _foot(config: CalibrateConfig, found: CalibrationReport) -> Iterator[str]:
         simulated = statistics.fmean(one.simulated_local_share for one in run.rounds)
         yield f"- At {run.load:g} the decode worker prefilled {real:.0%} of the prompts, simulated {simulated:.0%}."
     yield (
-        "- All real processes share the cores, and slow one another down the more, the more there is to do;"
-        " a simulated step takes the mean, whoever else computes, and messages take what they take on an idle stack."
+        "- All real processes share the cores; simulated workers slow each other down, but gateway, client and the"
+        " rest take no time from them, and messages take what they take on an idle stack."
     )
     loads = ",".join(f"{load:g}" for load in config.loads)
     yield (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.calibrate.loads import (
     CalibrateConfig,
+    Costs,
     LoadFigures,
     Overheads,
     Round,
@@ -28,7 +29,7 @@ from weir.sim.results.metrics import SimResult
 from weir.sim.simulator import simulate
 from weir.sim.workloads.workload import Workload
 from weir.testing.stack import ProcessView, Stack
-from weir.worker.engine.cost_meter import MEAN_PREFIX
+from weir.worker.engine.cost_meter import CONTENTION, MEAN_PREFIX
 
 _NUM_IDLE = 20
 _IDLE_OUTPUT_LEN = 16
@@ -38,14 +39,6 @@ _BURST_SEED, _WARM_UP_SEED, _ROUND_SEED = 1000, 2000, 3000
 _MAX_WARM_UPS = 6
 _FIT_S = 7.0
 """A worker fits at most every 5 s, when it renews its registry entry."""
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What the two workers have fitted to their own steps, means: queues follow these."""
-
-    prefill: StepCost
-    decode: StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +135,8 @@ class _Calibrator:
         rounds, costs = [], []
         for index in range(self._config.rounds):
             self._say(f"load {load:g}, round {index + 1} of {self._config.rounds}")
-            known = Costs(self._cost("prefill"), self._cost("decode"))
-            simulated = simulate(system_of(known.prefill, known.decode, overheads, num_pages), workload)
+            known = self._costs()
+            simulated = simulate(system_of(known, overheads, num_pages), workload)
             real, real_local_share = self._real_round(workload, seed)
             share = statistics.fmean(outcome.is_local for outcome in simulated.outcomes)
             rounds.append(Round(real, figures_of(_simulated(simulated)), real_local_share, share))
@@ -162,6 +155,10 @@ class _Calibrator:
 
     def _idle_jobs(self, prompt_len: int, output_len: int) -> list[BenchRequest]:
         return [BenchRequest(prompt, output_len) for prompt in random_prompts(_NUM_IDLE, prompt_len, self._config.seed)]
+
+    def _costs(self) -> Costs:
+        contention = {role: self._metrics(role)[CONTENTION] for role in ("prefill", "decode")}
+        return Costs(self._cost("prefill"), self._cost("decode"), contention["prefill"], contention["decode"])
 
     def _cost(self, role: str) -> StepCost:
         cost = self._try_cost(role)

@@ -75,6 +75,16 @@ class Overheads:
 
 
 @dataclass(frozen=True, slots=True)
+class Costs:
+    """What the two workers have fitted to their own steps, means: queues follow these."""
+
+    prefill: StepCost
+    decode: StepCost
+    prefill_contention: float
+    decode_contention: float
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One of a real run and the simulated one before it; shares of requests that their decode worker prefilled."""
 
@@ -172,10 +182,10 @@ def overheads_of(idle_ttft_s: float, idle_itl_s: float, hand_off_s: float | None
     return Overheads(message_ms, hand_off_ms, 1000 * idle_ttft_s, 1000 * idle_itl_s)
 
 
-def system_of(prefill: StepCost, decode: StepCost, overheads: Overheads, num_pages: int) -> SystemSpec:
+def system_of(costs: Costs, overheads: Overheads, num_pages: int) -> SystemSpec:
     """One prefill and one decode worker over one arena of `num_pages`, as `weir up` makes them."""
 
-    def profile_of(name: str, step: StepCost) -> CostProfile:
+    def profile_of(name: str, step: StepCost, contention: float) -> CostProfile:
         # Bytes of a token only count for links, and here pages change their owner in place.
         profile = CostProfile(
             name,
@@ -184,6 +194,7 @@ def system_of(prefill: StepCost, decode: StepCost, overheads: Overheads, num_pag
             kv_bytes_per_token=1,
             bus_ms=overheads.message_ms,
             stream_ms=overheads.message_ms,
+            contention=contention,
         )
         return profile if overheads.hand_off_ms is None else replace(profile, hand_off_ms=overheads.hand_off_ms)
 
@@ -192,14 +203,14 @@ def system_of(prefill: StepCost, decode: StepCost, overheads: Overheads, num_pag
             PoolSpec(
                 "prefill",
                 1,
-                profile_of("live-prefill", prefill),
+                profile_of("live-prefill", costs.prefill, costs.prefill_contention),
                 *PREFILL_SIZES,
                 target_step_ms=TARGET_STEP_MS,
             ),
             PoolSpec(
                 "decode",
                 1,
-                profile_of("live-decode", decode),
+                profile_of("live-decode", costs.decode, costs.decode_contention),
                 *DECODE_SIZES,
                 serves_locally=True,
                 target_step_ms=TARGET_STEP_MS,
@@ -209,6 +220,7 @@ def system_of(prefill: StepCost, decode: StepCost, overheads: Overheads, num_pag
     )
 
 
-def cost_line(name: str, cost: StepCost) -> str:
+def cost_line(name: str, cost: StepCost, contention: float) -> str:
     """For people."""
-    return f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in asdict(cost).items())
+    values = asdict(cost) | {"contention": contention}
+    return f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in values.items())

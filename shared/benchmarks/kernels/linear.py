@@ -114,7 +114,7 @@ def measure_layer(
 ) -> list[LinearTime]:
     """One shape, for all numbers of rows."""
     size = packed_bytes(kind, num_outputs, num_inputs)
-    matrices = [_random_matrix(kind, num_outputs, num_inputs)]
+    matrices = [random_matrix(kind, num_outputs, num_inputs)]
     copies = min(_MOST_CALLS, -(-_COLD_BYTES // size))
     matrices += [_copy_of(matrices[0]) for _ in range(copies - 1)]
     dense = [torch.randn(num_outputs, num_inputs) for _ in range(-(-_COLD_BYTES // (4 * num_outputs * num_inputs)))]
@@ -122,7 +122,7 @@ def measure_layer(
     for num_rows in _NUM_ROWS:
         inputs = torch.randn(num_rows, num_inputs)
         rows, out = quantize_rows(inputs.numpy()), np.empty((num_rows, num_outputs), np.float32)
-        kernel_us, torch_us = _fastest_us(
+        kernel_us, torch_us = fastest_us(
             [partial(linear, rows, matrix, out) for matrix in matrices],
             [partial(functional.linear, inputs, weights) for weights in dense],
         )
@@ -140,7 +140,7 @@ def measure_model(num_threads: int) -> list[ModelTime]:
     ends = [0, *itertools.accumulate(packed_bytes(*shape) for shape in shapes)]
     data = aligned_empty(ends[-1])
     table = np.array([(start, *shape) for start, shape in zip(ends[:-1], shapes, strict=True)], dtype=np.int64)
-    patterns = {shape: _random_matrix(*shape).data for shape in {*shapes}}
+    patterns = {shape: random_matrix(*shape).data for shape in {*shapes}}
     for (start, end), shape in zip(itertools.pairwise(ends), shapes, strict=True):
         data[start:end] = patterns[shape]
     times = []
@@ -148,7 +148,7 @@ def measure_model(num_threads: int) -> list[ModelTime]:
         inputs = {width: quantize_rows(_random((num_rows, width))) for width in (_HIDDEN, _INNER)}
         out = np.empty(num_rows * _VOCABULARY, np.float32)
         run = partial(_run_model, data, table, inputs[_HIDDEN], inputs[_INNER], out, num_threads)
-        (step_us,) = _fastest_us([run])
+        (step_us,) = fastest_us([run])
         times.append(ModelTime(num_rows, num_threads, step_us / 1e3))
     return times
 
@@ -177,7 +177,7 @@ def _random(shape: tuple[int, int]) -> NDArray[np.float32]:
     return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 
-def _random_matrix(kind: WeightKind, num_outputs: int, num_inputs: int) -> PackedMatrix:
+def random_matrix(kind: WeightKind, num_outputs: int, num_inputs: int) -> PackedMatrix:
     random = np.random.default_rng(1)
     scales = random.uniform(0.01, 0.02, (num_outputs, num_inputs // GROUP)).astype(np.float16)
     if kind is WeightKind.INT8:
@@ -192,10 +192,10 @@ def _copy_of(matrix: PackedMatrix) -> PackedMatrix:
     return replace(matrix, data=data)
 
 
-def _fastest_us(*turns: Sequence[Callable[[], object]]) -> list[float]:
+def fastest_us(*turns: Sequence[Callable[[], object]], seconds: float = _SECONDS) -> list[float]:
     """The mean time of each list's calls, each the fastest of some rounds; the lists take turns."""
     fastest = [[float("inf")] * len(calls) for calls in turns]
-    end = time.perf_counter() + _SECONDS
+    end = time.perf_counter() + seconds
     for number in itertools.count():
         for calls, times in zip(turns, fastest, strict=True):
             for index, call in enumerate(calls):

@@ -25,9 +25,10 @@ KEPT_COSTS = _KEPT / "predictors.json"
 KEPT_PROBES = _KEPT / "probes.json"
 _ALPACA_MODELS = ("Mistral-7B-Instruct-v0.2", "Meta-Llama-3-8B-Instruct", "Qwen1.5-7B-Chat")
 ALPACA_FILES = tuple(f"alpaca_eval_dev_{model}.jsonl.gz" for model in _ALPACA_MODELS)
+HUMANEVAL_FILE = "humaneval.jsonl.gz"
 _PROMPT_FILES = {
     "gsm8k": ("gsm8k_train.jsonl.gz", "question"),
-    "humaneval": ("humaneval.jsonl.gz", "prompt"),
+    "humaneval": (HUMANEVAL_FILE, "prompt"),
     "alpaca_eval": (ALPACA_FILES[0], "instruction"),
 }
 
@@ -82,11 +83,13 @@ def own_sets(path: Path, prompter: Prompter) -> list[DataSet]:
 
 
 def kept_lengths(name: str) -> list[Answer]:
-    """The kept answers to one set's prompts, both seeds, without their tokens. Raises OSError, KeyError."""
-    by_seed = json.loads(KEPT_ANSWERS.read_text())["lengths"][name]
+    """The kept answers to one set's prompts, both seeds, without their tokens. Raises OSError, ValueError."""
+    by_set = json.loads(KEPT_ANSWERS.read_text())["lengths"]
+    if name not in by_set:
+        raise ValueError(f"answers to {name}: none are kept, only to {', '.join(by_set)}; `probe answers` makes them")
     return [
         Answer(name, int(index), int(seed), 0, length, False)
-        for seed, lengths in by_seed.items()
+        for seed, lengths in by_set[name].items()
         for index, length in lengths.items()
     ]
 

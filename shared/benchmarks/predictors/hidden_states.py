@@ -81,11 +81,14 @@ class StateReader:
         self._layers = tuple(layers)
         self._decoder = TappedDecoder(self._config, packed, FixedShare(1))
         page_bytes = page_geometry(self._config, "int8").page_bytes
+        self._most_tokens = most_tokens
         self._num_pages = num_pages_for(most_tokens)
         self._pages = page_numbers(self._config, np.zeros((self._num_pages, page_bytes), np.uint8))
 
     def rows_of(self, token_ids: Sequence[int]) -> Floats:
-        """[layers, tokens, hidden] of one sequence. Raises InternalError for one that is too long."""
+        """[layers, tokens, hidden] of one sequence. Raises ValueError for one that is too long."""
+        if len(token_ids) > self._most_tokens:
+            raise ValueError(f"a sequence of {len(token_ids)} tokens: states are read of {self._most_tokens} at most")
         config, table = self._config, tuple(range(self._num_pages))
         plan = StepPlan(0, (ChunkPlan(0, 0, tuple(token_ids), table, None),))
         chunks = ordered_chunks(plan, self._num_pages, config.vocab_size, config.max_context_tokens)

@@ -24,7 +24,8 @@ from weir.training.ranking import RankingSettings, compress, train_ranker
 from weir.training.samples import Samples, tau
 
 TRAINING_SHARE = 0.8
-_NUM_SIGNS = NUM_PLAIN + len(SIGNS)
+NUM_SIGNS = NUM_PLAIN + len(SIGNS)
+"""Features that are no embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,8 @@ def _measure_split(
     settings = replace(settings, seed=split)
     ranker = train_ranker(training, settings).ranker
     small_table, small = compress(table, ranker, FILE_DIMS)
-    signs = train_ranker(_columns(training, slice(0, _NUM_SIGNS)), settings).ranker
-    embeddings = train_ranker(_columns(training, slice(_NUM_SIGNS, None)), settings).ranker
+    signs = train_ranker(_columns(training, slice(0, NUM_SIGNS)), settings).ranker
+    embeddings = train_ranker(_columns(training, slice(NUM_SIGNS, None)), settings).ranker
     forest = fit_forest(training, ForestSettings(seed=split))
     figures = []
     for data_set, row, (_, held_out) in zip(sets, rows, parts, strict=True):
@@ -179,8 +180,8 @@ def _measure_split(
             "prompt_length": tau(shown[:, LENGTH_FEATURE], lengths),
             "ranking": tau(-ranker.score(shown), lengths),
             "in_file": tau(-predicted.scores, lengths),
-            "signs": tau(-signs.score(shown[:, :_NUM_SIGNS]), lengths),
-            "embeddings": tau(-embeddings.score(shown[:, _NUM_SIGNS:]), lengths),
+            "signs": tau(-signs.score(shown[:, :NUM_SIGNS]), lengths),
+            "embeddings": tau(-embeddings.score(shown[:, NUM_SIGNS:]), lengths),
             "forest": tau(forest.predict(shown).output_tokens, lengths),
             "length_error": float(np.abs(predicted.output_tokens - lengths).mean() / lengths.mean()),
             "constant_error": float(np.abs(training.num_output_tokens.mean() - lengths).mean() / lengths.mean()),

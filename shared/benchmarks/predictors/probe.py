@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.predictors.answers import Answer, AnswerLimits, answer_all
-from benchmarks.predictors.data import Prompter, alpaca_sets, kept_lengths, prompt_texts, questions
+from benchmarks.predictors.data import HUMANEVAL_FILE, Prompter, alpaca_sets, kept_lengths, prompt_texts, questions
 from benchmarks.predictors.hidden_states import (
     LAYERS,
     StateReader,
@@ -27,8 +27,8 @@ from benchmarks.predictors.hidden_states import (
 )
 from benchmarks.predictors.probe_report import ProbesReport, probes_as_json, probes_as_markdown
 from benchmarks.predictors.state_probes import AnsweredPrompts, measure_ages, measure_start
-from benchmarks.predictors.turns import linked, measure_turns, read_mooncake
-from benchmarks.traces import traces_folder
+from benchmarks.predictors.turns import linked, measure_turns
+from benchmarks.traces import MOONCAKE, traces_folder
 from weir.cli.console import fail
 from weir.model.errors import ModelError
 from weir.model.files.source import ModelSource, resolve_model
@@ -37,6 +37,7 @@ from weir.model.tokens.tokenizer import load_tokenizer
 from weir.model.tokens.vectors import load_token_table
 from weir.policy.predictors.features import PromptFeatures
 from weir.policy.predictors.token_table import TokenTable
+from weir.sim.workloads.traces import read_trace
 
 _MODEL = "smollm2-135m"
 _MOST_PROMPTS = 600
@@ -44,7 +45,6 @@ _MOST_TOKENS = 2048
 _COST_LAYER = 22
 _SEEDS = (0, 1)
 _TOKEN_IDS = "token_ids.jsonl"
-_MOONCAKE = "mooncake_conversation.jsonl.gz"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 Work = Annotated[Path, typer.Argument(help="Folder of what is kept between the steps.")]
@@ -99,8 +99,13 @@ def report(
     seeds: Annotated[int, typer.Option(min=1, max=50, help="Foldings of each data set.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Also write probes.md and probes.json here.")] = None,
 ) -> None:
-    """What ranks how well. The foreign models' answers need the states of alpaca_eval."""
+    """What ranks how well. The foreign models' answers need the states of alpaca_eval. Besides the prompts of the sets
+    it takes humaneval.jsonl.gz, whose prompts are timed, and mooncake_conversation.jsonl.gz, for conversations."""
+    folder = traces_folder(HUMANEVAL_FILE, MOONCAKE)
     source, prompter, table = _model()
+    # what is short comes first: what lacks or is broken should not show after hours of foldings
+    turns = linked(read_trace(folder / MOONCAKE).requests)
+    state_ms = _state_ms_a_token(source, [prompter.tokens_of(text) for text in prompt_texts("humaneval")[:60]])
     names, all_seeds = sets.split(","), range(seeds)
     features = PromptFeatures(table)
     tables = {name: StateTable.load(work / f"{name}.npz") for name in names}
@@ -119,9 +124,9 @@ def report(
             for name, table in tables.items()
             if table.has_answers
         },
-        state_ms_a_token=_state_ms_a_token(source, [prompter.tokens_of(t) for t in prompt_texts("humaneval")[:60]]),
+        state_ms_a_token=state_ms,
         cost_layer=_COST_LAYER,
-        turns={"Mooncake": measure_turns(linked(read_mooncake(traces_folder(_MOONCAKE) / _MOONCAKE)))},
+        turns={"Mooncake": measure_turns(turns)},
     )
     print(probes_as_markdown(made))
     if out is not None:

@@ -13,12 +13,10 @@ import numpy.typing as npt
 
 from benchmarks.predictors.agreement import Agreement, Doubles, agreement, mean_of
 from benchmarks.predictors.hidden_states import AGES, LAYERS, StateTable
+from benchmarks.predictors.measure import NUM_SIGNS
 from benchmarks.predictors.probes import ProbeSettings, Views, network_held_out, ridge_held_out
-from weir.policy.predictors.features import LENGTH_FEATURE, NUM_PLAIN, Floats
-from weir.policy.predictors.token_table import SIGNS
+from weir.policy.predictors.features import LENGTH_FEATURE, Floats
 from weir.training.ranking import RankingSettings
-
-NUM_SIGNS = NUM_PLAIN + len(SIGNS)
 
 Ints = npt.NDArray[np.int64]
 

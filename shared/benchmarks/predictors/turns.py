@@ -5,11 +5,8 @@ its end. So who continues whom can be read off it: a request whose prompt begins
 one's, where the last of these was new with that one, and which has room for its answer.
 """
 
-import gzip
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,26 +14,14 @@ import numpy.typing as npt
 from benchmarks.predictors.agreement import Agreement, agreement
 from benchmarks.predictors.probes import network_held_out
 from weir.policy.predictors.features import Floats, answer_features
+from weir.sim.workloads.traces import MOONCAKE_BLOCK_TOKENS
+from weir.sim.workloads.workload import SimRequest
 from weir.training.ranking import RankingSettings
 
-BLOCK_TOKENS = 512
 _LEAST_BLOCKS = 2
 """The first block is the same in all requests of the trace."""
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class TracedRequest:
-    """`block_hashes`: of the prompt's blocks, the last one may be partly filled."""
-
-    num_prompt_tokens: int
-    num_output_tokens: int
-    block_hashes: tuple[int, ...]
-
-    @property
-    def num_whole_blocks(self) -> int:
-        return self.num_prompt_tokens // BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +35,11 @@ class TracedTurn:
     earlier: tuple[int, ...]
 
 
-def read_mooncake(path: Path) -> list[TracedRequest]:
-    """In order of arrival. Raises OSError, KeyError, ValueError."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    return [TracedRequest(row["input_length"], row["output_length"], tuple(row["hash_ids"])) for row in rows]
-
-
-def linked(requests: Iterable[TracedRequest]) -> list[TracedTurn]:
-    """One turn a request, in their order."""
+def linked(requests: Iterable[SimRequest]) -> list[TracedTurn]:
+    """One turn a request, in their order, which is that of arrival; `prefix_blocks` has all blocks of each prompt."""
     turns: list[TracedTurn] = []
     known: set[int] = set()
-    ends: dict[int, tuple[TracedRequest, int]] = {}  # last whole block -> the latest request that ended with it
+    ends: dict[int, tuple[SimRequest, int]] = {}  # last whole block -> the latest request that ended with it
     for number, request in enumerate(requests):
         before = _continued(request, ends)
         if before is None:
@@ -73,16 +51,16 @@ def linked(requests: Iterable[TracedRequest]) -> list[TracedTurn]:
             answers = (*turn.earlier, earlier.num_output_tokens)
             num_new = request.num_prompt_tokens - num_known
             turns.append(TracedTurn(turn.conversation, num_new, request.num_output_tokens, answers))
-        last = request.num_whole_blocks - 1
-        if last + 1 >= _LEAST_BLOCKS and (request.block_hashes[last] not in known or before is not None):
-            ends[request.block_hashes[last]] = (request, number)
-        known.update(request.block_hashes[: last + 1])
+        last = request.num_prompt_tokens // MOONCAKE_BLOCK_TOKENS - 1
+        if last + 1 >= _LEAST_BLOCKS and (request.prefix_blocks[last] not in known or before is not None):
+            ends[request.prefix_blocks[last]] = (request, number)
+        known.update(request.prefix_blocks[: last + 1])
     return turns
 
 
-def _continued(request: TracedRequest, ends: dict[int, tuple[TracedRequest, int]]) -> tuple[TracedRequest, int] | None:
+def _continued(request: SimRequest, ends: dict[int, tuple[SimRequest, int]]) -> tuple[SimRequest, int] | None:
     """The latest turn that it continues: the one whose whole blocks are the longest beginning of its own."""
-    for block in reversed(request.block_hashes):
+    for block in reversed(request.prefix_blocks):
         found = ends.get(block)
         if found is not None and request.num_prompt_tokens >= found[0].num_prompt_tokens + found[0].num_output_tokens:
             return found

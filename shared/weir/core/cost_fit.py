@@ -6,6 +6,11 @@ coefficients every subset of them can be tried, so the solution is exact (Lawson
 
 That is what a step usually takes. Where steps disturb one another the mean is longer, and queues follow the mean: it is
 fitted to all steps, weighted by what was fitted before and not by what was measured, which would favour short ones.
+Workers that share the cores of a machine slow one another down, so this fit has a factor beside the cost:
+
+    duration = mean cost * (1 + contention * other workers that computed meanwhile)
+
+The factor is found in a few fits, each with the cost that the one before has found.
 """
 
 from collections.abc import Sequence
@@ -24,6 +29,7 @@ _MIN_STEPS = 64
 _MIN_OF_A_KIND = 16
 _NUM_TERMS = 5
 _NUM_REWEIGHTS = 2
+_NUM_TURNS = 12
 
 
 class CostSample(NamedTuple):
@@ -34,6 +40,8 @@ class CostSample(NamedTuple):
     num_decodes: int
     num_context_tokens: int
     duration_ms: float
+    mean_others: float = 0.0
+    """Other workers of the machine that computed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,9 @@ class CostFit:
     cost: StepCost
     """What steps usually take."""
     mean_cost: StepCost
-    """What they take on average, with the slow ones."""
+    """What they take on average, with the slow ones, while no other worker of the machine computes."""
+    contention: float
+    """By what part longer they take for each other worker that does."""
     num_samples: int
     num_left_out: int
     r2: float
@@ -64,11 +74,11 @@ def try_fit_cost(samples: Sequence[CostSample], *, must_decode: bool = True) -> 
 
 def fit_cost(samples: Sequence[CostSample]) -> CostFit:
     """Raises ValueError for fewer samples than there are coefficients, or a duration that is not above 0."""
-    table = np.array(samples, np.float64).reshape(-1, _NUM_TERMS)
-    durations_ms = table[:, -1]
+    table = np.array(samples, np.float64).reshape(-1, len(CostSample._fields))
+    durations_ms, mean_others = table[:, -2], table[:, -1]
     if len(table) < _NUM_TERMS or not (durations_ms > 0).all():
         raise ValueError(f"{len(table)} steps: at least {_NUM_TERMS} are needed, each with a duration above 0")
-    terms = np.column_stack([np.ones(len(table)), table[:, :-1]])
+    terms = np.column_stack([np.ones(len(table)), table[:, :-2]])
     kept = np.ones(len(table), bool)
     coefficients = _solve(terms, durations_ms, durations_ms)
     errors = durations_ms / np.maximum(terms @ coefficients, 1e-9) - 1
@@ -76,10 +86,8 @@ def fit_cost(samples: Sequence[CostSample]) -> CostFit:
     if deviation > 0:
         kept = np.abs(errors - np.median(errors)) <= _CUT * deviation
         coefficients = _solve(terms[kept], durations_ms[kept], durations_ms[kept])
-    means = coefficients
-    for _ in range(_NUM_REWEIGHTS):
-        means = _solve(terms, durations_ms, np.maximum(terms @ means, durations_ms.min() / 2))
-    return _fit_of(coefficients, means, terms, durations_ms, len(table) - int(kept.sum()))
+    means, contention = _solve_means(terms, durations_ms, mean_others, coefficients)
+    return _fit_of(coefficients, means, contention, terms, durations_ms, len(table) - int(kept.sum()))
 
 
 def _has_variety(samples: Sequence[CostSample], must_decode: bool) -> bool:
@@ -92,28 +100,47 @@ def _has_variety(samples: Sequence[CostSample], must_decode: bool) -> bool:
     return len(batch_sizes) >= _MIN_OF_A_KIND and max(batch_sizes) >= 2 * min(batch_sizes)
 
 
+def _solve_means(
+    terms: Floats, durations_ms: Floats, mean_others: Floats, coefficients: Floats
+) -> tuple[Floats, float]:
+    """Coefficients of the mean, and the contention; `coefficients`: a first guess. What others add is a term of its own
+    in each of the fits: in proportion to the cost that the fit before has found."""
+    means, contention = coefficients, 0.0
+    for _ in range(_NUM_REWEIGHTS if not mean_others.any() else _NUM_TURNS):
+        alone_ms = terms @ means
+        scales_ms = np.maximum(alone_ms * (1 + contention * mean_others), durations_ms.min() / 2)
+        found = _solve(np.column_stack([terms, mean_others * alone_ms]), durations_ms, scales_ms)
+        means, contention = found[:-1], float(found[-1])
+    return means, contention
+
+
 def _solve(terms: Floats, durations_ms: Floats, scales_ms: Floats) -> Floats:
     """The coefficients, none negative, with the least sum of squared errors, each relative to its scale."""
     weighted = terms / scales_ms[:, None]
     scale = np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
     scaled = weighted / scale
     gram, moment = scaled.T @ scaled, scaled.T @ (durations_ms / scales_ms)
-    best, least = np.zeros(_NUM_TERMS), np.inf
-    for size in range(1, _NUM_TERMS + 1):
-        for chosen in combinations(range(_NUM_TERMS), size):
+    num_terms = terms.shape[1]
+    best, least = np.zeros(num_terms), np.inf
+    for size in range(num_terms, 0, -1):
+        for chosen in combinations(range(num_terms), size):
             index = np.array(chosen)
             part, *_ = np.linalg.lstsq(gram[np.ix_(index, index)], moment[index], rcond=None)
             if (part < 0).any():
                 continue
             loss = float(part @ gram[np.ix_(index, index)] @ part - 2 * part @ moment[index])
             if loss < least - 1e-12:
-                best, least = np.zeros(_NUM_TERMS), loss
+                best, least = np.zeros(num_terms), loss
                 best[index] = part
+        if size == num_terms and least < np.inf:
+            break  # no bound holds it back: nothing is better
     found: Floats = best / scale
     return found
 
 
-def _fit_of(coefficients: Floats, means: Floats, terms: Floats, durations_ms: Floats, num_left_out: int) -> CostFit:
+def _fit_of(
+    coefficients: Floats, means: Floats, contention: float, terms: Floats, durations_ms: Floats, num_left_out: int
+) -> CostFit:
     fitted_ms = terms @ coefficients
     spread = float(((durations_ms - durations_ms.mean()) ** 2).sum())
     missed = float(((durations_ms - fitted_ms) ** 2).sum())
@@ -122,6 +149,7 @@ def _fit_of(coefficients: Floats, means: Floats, terms: Floats, durations_ms: Fl
     return CostFit(
         cost=StepCost(*(float(value) for value in coefficients)),
         mean_cost=StepCost(*(float(value) for value in means)),
+        contention=contention,
         num_samples=len(terms),
         num_left_out=num_left_out,
         r2=1 - missed / spread if spread > 0 else 0.0,

@@ -21,9 +21,6 @@ class SortedIds(Generic[KeyT]):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __contains__(self, item_id: str) -> bool:
-        return item_id in self._keys
-
     def ids(self) -> list[str]:
         """All ids, in no order."""
         return list(self._keys)

@@ -216,9 +216,11 @@ class EngineCore:
         self._ahead = None
 
     def _record(self, step: _LaunchedStep) -> StepTiming:
-        plan = step.plan
+        plan, mean_others = step.plan, 0.0
         try:
-            self._batcher.record(plan, step.wait(), self._clock.now_s())
+            result = step.wait()
+            mean_others = result.mean_others
+            self._batcher.record(plan, result, self._clock.now_s())
             self._num_failed_in_a_row = 0
         except Exception as error:  # noqa: BLE001 - a step's boundary: its sequences fail, the engine goes on
             _log.exception("step %d failed (%d sequences)", plan.step, len(plan.chunks))
@@ -239,6 +241,7 @@ class EngineCore:
             plan.num_tokens,
             plan.load,
             self._ended_at_s - began_at_s,
+            mean_others,
         )
 
     def _take_surplus(self) -> PageBundle:

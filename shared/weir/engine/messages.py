@@ -342,6 +342,8 @@ class StepTiming:
     load: StepLoad = NO_LOAD
     duration_s: float = 0.0
     """From its decision to its record: what the next step had to wait for."""
+    mean_others: float = 0.0
+    """Other workers of the machine that computed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,8 @@ class StepResult:
     """By slot, of the sampled tokens whose parameters ask for it."""
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """By slot, of each chunk that has a `score`: one entry for each of its `next_token_ids`."""
+    mean_others: float = 0.0
+    """Other workers of the machine that computed meanwhile, as far as the runner shares its cores with them."""
 
 
 class ModelRunner(Protocol):

@@ -66,7 +66,7 @@ class RelegatingQueue:
         self._rate = rate
         self._entries: dict[str, _Entry] = {}
         self._timely: list[_Entry] = []
-        """Ascending."""
+        """Ascending. Not `SortedIds`, by whose keys a peek that relegates a thousand takes 142 us in place of 100."""
         self._late = _Runs()
 
     def __len__(self) -> int:

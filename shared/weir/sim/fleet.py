@@ -4,6 +4,7 @@ from weir.bus.messages import SCHEDULER_HASH_BYTES, PrefixChanged, WorkerRecord
 from weir.engine.counters import EngineCounters
 from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenSampled
 from weir.kv.geometry import PAGE_TOKENS
+from weir.sim.cores import SharedCores
 from weir.sim.engines.make import EngineMaker
 from weir.sim.gateway import MODEL, SimGateway
 from weir.sim.hand_offs import SimHandOffs
@@ -44,6 +45,7 @@ class Fleet:
             for arena_id, memory in self._memories.items()
             if isinstance(memory, PrefixMemory)
         ]
+        self._cores = SharedCores(timeline) if spec.shares_cores else None
         self._workers: dict[str, SimWorker] = {}
         self._all: list[SimWorker] = []
         self._gateway = gateway
@@ -152,7 +154,10 @@ class Fleet:
         return errors + self._hand_offs.integrity_errors()
 
     def _make(self, location: Location) -> SimWorker:
-        worker = SimWorker(location.worker_id, len(self._all) + 1, location.memory, self._timeline)
+        pool, index = location.pool, len(self._all) + 1
+        cores = None if pool.role == "local" else self._cores
+        contention = pool.profile.contention
+        worker = SimWorker(location.worker_id, index, location.memory, self._timeline, cores, contention)
         worker.drive(self._engines.make(worker, location, self._gateway.states, self))
         self._workers[location.worker_id] = worker
         self._all.append(worker)

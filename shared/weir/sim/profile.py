@@ -37,6 +37,8 @@ class CostProfile:
     """From the end of a prompt to the decode worker's inbox, without the copying of bytes."""
     decision_us: float = 50.0
     """The scheduler's time for each message that it takes."""
+    contention: float = 0.0
+    """By what part longer a step takes for each other worker of its host that computes: they share its cores."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -45,7 +47,7 @@ class CostProfile:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} {value!r}: must be a whole number of at least 1")
-        for name in ("bus_ms", "stream_ms", "hand_off_ms", "decision_us"):
+        for name in ("bus_ms", "stream_ms", "hand_off_ms", "decision_us", "contention"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} {value!r}: must be finite and at least 0")

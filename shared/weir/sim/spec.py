@@ -157,6 +157,11 @@ class SystemSpec:
         return tuple(ids)
 
     @property
+    def shares_cores(self) -> bool:
+        """Whether workers of the one host of a split system slow one another down."""
+        return any(pool.role != "local" and pool.profile.contention > 0 for pool in self.pools)
+
+    @property
     def _decodes_serve_locally(self) -> bool:
         pools = [pool for pool in self.pools if pool.role != "local"]
         return all(pool.role == "decode" and pool.serves_locally for pool in pools)

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from weir.engine.messages import Arrival, Event, Failure, PageBundle
 from weir.kv.geometry import PAGE_TOKENS
+from weir.sim.cores import SharedCores
 from weir.sim.memory import SimPageMemory
 from weir.sim.request_state import TOKEN, SimRequestState
 from weir.sim.timeline import Timeline, ns_of_s
@@ -127,7 +128,16 @@ class SimWorker:
     """Lives from its making to `die`, and needs an engine to drive before it is posted to. `index` counts from 1; its
     memory knows it by that."""
 
-    def __init__(self, worker_id: str, index: int, memory: SimPageMemory, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        index: int,
+        memory: SimPageMemory,
+        timeline: Timeline,
+        cores: SharedCores | None = None,
+        contention: float = 0.0,
+    ) -> None:
+        """`cores`: those that it shares with others; None: each step takes what it takes alone."""
         self.worker_id = worker_id
         self.index = index
         self.memory = memory
@@ -135,6 +145,9 @@ class SimWorker:
         self.engines: list[Engine] = []
         """It drives the last one; those before it keep what they have counted."""
         self._timeline = timeline
+        self._cores = cores
+        self._contention = contention
+        self._slowed_ns = 0
         self._inbox: list[Command] = []
         self._is_stepping = False
         self._is_turning = False
@@ -146,8 +159,8 @@ class SimWorker:
 
     @property
     def busy_ns(self) -> int:
-        """Of all steps that were begun."""
-        return sum(engine.busy_ns for engine in self.engines)
+        """Of all steps that were begun; by what others slowed them down it is longer once they have ended."""
+        return sum(engine.busy_ns for engine in self.engines) + self._slowed_ns
 
     def drive(self, engine: Engine) -> None:
         """From here on."""
@@ -170,6 +183,8 @@ class SimWorker:
         """All that is on it is lost."""
         self.is_alive = False
         self.engine.die()
+        if self._cores is not None:
+            self._cores.drop(self.worker_id)
         self.memory.release_all(self.index)
 
     def _turn(self) -> None:
@@ -186,7 +201,15 @@ class SimWorker:
             self._sleep()
             return
         self._is_stepping = True
-        self._timeline.after(duration_ns, self._end_step)
+        if self._cores is None:
+            self._timeline.after(duration_ns, self._end_step)
+        else:
+            ends_alone_ns = self._timeline.now_ns + duration_ns
+            self._cores.begin(self.worker_id, self._contention, duration_ns, lambda: self._end_slowed(ends_alone_ns))
+
+    def _end_slowed(self, ends_alone_ns: int) -> None:
+        self._slowed_ns += self._timeline.now_ns - ends_alone_ns
+        self._end_step()
 
     def _end_step(self) -> None:
         if not self.is_alive:

@@ -39,6 +39,8 @@ class HashRunner:
         self._vocab_size = vocab_size
         self._on_run = on_run
         self.num_runs = 0
+        self.mean_others = 0.0
+        """What each result says."""
 
     @property
     def pages(self) -> npt.NDArray[np.uint8]:
@@ -58,6 +60,7 @@ class HashRunner:
             {slot: token_id for result in results for slot, token_id in result.token_ids.items()},
             logprobs={slot: logprobs for result in results for slot, logprobs in result.logprobs.items()},
             prompt_logprobs={chunk.slot: self._scored(chunk, chunk.score) for chunk in plan.chunks if chunk.score},
+            mean_others=self.mean_others,
         )
 
     def spoil(self, page_ids: tuple[int, ...]) -> None:

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.calibrate.__main__ import as_dict, report
-from benchmarks.calibrate.live import CalibrationReport, Costs, LoadRun
+from benchmarks.calibrate.live import CalibrationReport, LoadRun
 from benchmarks.calibrate.loads import (
     DECODE_SIZES,
     PREFILL_SIZES,
     TARGET_STEP_MS,
     CalibrateConfig,
+    Costs,
     LoadComparison,
     LoadFigures,
     Overheads,
@@ -32,6 +33,7 @@ from weir.worker.roles.config import DecodeConfig, PrefillConfig
 
 CONFIG = CalibrateConfig(num_requests=50)
 COST = StepCost(4.0, 0.5, 0.0, 1.0, 0.0)
+COSTS = Costs(COST, COST, prefill_contention=0.5, decode_contention=0.25)
 OVERHEADS = Overheads(message_ms=2.0, hand_off_ms=3.0, idle_ttft_ms=0.0, idle_itl_ms=0.0)
 
 
@@ -111,7 +113,7 @@ def test_what_the_first_token_takes_longer_is_the_way_of_four_messages() -> None
 def test_an_idle_request_is_simulated_to_take_what_the_delays_say() -> None:
     """2 ms each of four messages, a decision's 0.05 ms, and a step of 4 + 1 ms that computes one token."""
     workload = Workload("one", (SimRequest("r", 0.0, 1, 3, 3),))
-    outcome = simulate(system_of(COST, COST, OVERHEADS, num_pages=200), workload).outcomes[0]
+    outcome = simulate(system_of(COSTS, OVERHEADS, num_pages=200), workload).outcomes[0]
     assert outcome.first_token_s == pytest.approx(4 * 0.002 + 0.00005 + 0.005)
     assert outcome.last_token_s == pytest.approx(
         (outcome.first_token_s or 0) + 2 * 0.005 + 0.003 * (not outcome.is_local)
@@ -119,7 +121,7 @@ def test_an_idle_request_is_simulated_to_take_what_the_delays_say() -> None:
 
 
 def test_a_hand_off_that_was_never_seen_takes_what_profiles_say() -> None:
-    spec = system_of(COST, COST, Overheads(2.0, None, 0.0, 0.0), num_pages=200)
+    spec = system_of(COSTS, Overheads(2.0, None, 0.0, 0.0), num_pages=200)
     assert [pool.profile.hand_off_ms for pool in spec.pools] == [1.5, 1.5]
 
 
@@ -128,8 +130,13 @@ def test_simulated_workers_have_the_sizes_of_real_ones() -> None:
     assert sizes_of(prefill, prefill.chunk_tokens) == PREFILL_SIZES
     assert sizes_of(decode, decode.chunk_tokens) == DECODE_SIZES
     assert prefill.target_step_ms == decode.target_step_ms == TARGET_STEP_MS
-    pools = system_of(COST, COST, OVERHEADS, num_pages=200).pools
+    pools = system_of(COSTS, OVERHEADS, num_pages=200).pools
     assert [pool.target_step_ms for pool in pools] == [TARGET_STEP_MS] * 2
+
+
+def test_each_simulated_worker_is_slowed_down_as_the_real_one_has_measured() -> None:
+    pools = system_of(COSTS, OVERHEADS, num_pages=200).pools
+    assert [pool.profile.contention for pool in pools] == [0.5, 0.25]
 
 
 @pytest.mark.parametrize("wrong", [{"loads": ()}, {"loads": (0.0,)}, {"rounds": 1}, {"num_requests": 1}])
@@ -146,7 +153,7 @@ QUALITY = {"steps": 100.0, "r2": 0.9, "error_p05": -0.1, "error_p95": 0.2}
 
 def found(simulated: LoadFigures) -> CalibrationReport:
     rounds = (Round(REAL, simulated, 0.2, 0.4),) * 2
-    run = LoadRun(0.5, 1.5, rounds, (Costs(COST, COST),) * 2)
+    run = LoadRun(0.5, 1.5, rounds, (COSTS,) * 2)
     overheads = Overheads(2.0, None, 20.0, 12.0)
     return CalibrationReport(overheads, 3.0, 1000, 2, (run,), {"prefill": QUALITY, "decode": QUALITY})
 
@@ -158,6 +165,7 @@ def test_the_table_has_both_sides_the_error_and_the_verdict() -> None:
     assert "2 of 3 figures are within." in text
     assert "prefilled 20% of the prompts, simulated 40%" in text
     assert "hand-off never seen" in text
+    assert "decode_sequence_ms 1, context_token_ms 0, contention 0.25" in text
 
 
 def test_what_is_kept_can_be_read_again_and_says_the_same() -> None:

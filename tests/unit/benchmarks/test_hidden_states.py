@@ -65,6 +65,11 @@ def test_layers_that_the_model_lacks_are_refused(layers: tuple[int, ...], tiny: 
         StateReader(tiny.source, layers, 64)
 
 
+def test_a_sequence_that_is_too_long_is_refused(reader: StateReader) -> None:
+    with pytest.raises(ValueError, match="a sequence of 257 tokens: states are read of 256 at most"):
+        reader.rows_of(prompt_ids(257, seed=1))
+
+
 def test_a_table_and_its_answers_come_back_from_their_files(reader: StateReader, tmp_path: Path) -> None:
     answers = [Answer("s", index, 1 - index, 8, 40, False, tuple(prompt_ids(40, index))) for index in (1, 0)]
     for answer in answers:

@@ -5,17 +5,19 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.predictors.turns import BLOCK_TOKENS, TracedRequest, TracedTurn, linked, measure_turns
+from benchmarks.predictors.turns import TracedTurn, linked, measure_turns
+from weir.sim.workloads.traces import MOONCAKE_BLOCK_TOKENS
+from weir.sim.workloads.workload import SimRequest
 from weir.training.ranking import RankingSettings
 
 QUICK = RankingSettings(num_members=2, least_steps=200, num_epochs=6)
 
 
-def request(prompt: int, output: int, *hashes: int) -> TracedRequest:
+def request(prompt: int, output: int, *hashes: int) -> SimRequest:
     """Hashes of its blocks behind block 0; a partly filled one gets its own."""
-    num_blocks = -(-prompt // BLOCK_TOKENS)
+    num_blocks = -(-prompt // MOONCAKE_BLOCK_TOKENS)
     own = tuple(-prompt * 1000 - place for place in range(num_blocks))
-    return TracedRequest(prompt, output, (0, *hashes, *own)[:num_blocks])
+    return SimRequest("r", 0.0, prompt, output, output, prefix_blocks=(0, *hashes, *own)[:num_blocks])
 
 
 def test_a_request_that_begins_with_anothers_new_blocks_continues_it() -> None:

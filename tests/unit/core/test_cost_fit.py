@@ -78,7 +78,7 @@ def test_a_coefficient_that_would_be_negative_is_zero_and_the_rest_is_best_witho
     assert (found >= 0).all()
     assert found[4] == 0.0
     table = np.array(made)
-    terms = np.column_stack([np.ones(len(table)), table[:, :-1]]) / table[:, -1:]
+    terms = np.column_stack([np.ones(len(table)), table[:, :4]]) / table[:, 4:5]
     loss = float(((terms @ found - 1) ** 2).sum())
     for index in range(5):
         for change in (-1e-3, 1e-3):
@@ -98,6 +98,24 @@ def test_steps_that_are_too_few_or_too_much_alike_give_no_cost() -> None:
     assert try_fit_cost(prompts, must_decode=False) is not None
     alike = [sample._replace(num_decodes=3) for sample in made]
     assert try_fit_cost(alike) is None
+
+
+@pytest.mark.parametrize("contention", [0.0, 0.4, 1.1])
+def test_the_mean_cost_is_that_beside_nobody_and_the_contention_what_each_other_worker_adds(contention: float) -> None:
+    """Prompts of one worker run beside others more often than its decodes do."""
+    chance, made = random.Random(11), []
+    for sample in samples(number=4000, noise=0.1, seed=5):
+        mean_others = min(3.0, chance.choice((0, 0.5, 1)) + (sample.num_prefill_tokens > 0) * chance.choice((0, 1, 2)))
+        duration_ms = sample.duration_ms * (1 + contention * mean_others)
+        made.append(sample._replace(duration_ms=duration_ms, mean_others=mean_others))
+    fit = fit_cost(made)
+    assert fit.contention == pytest.approx(contention, rel=0.03, abs=0.01)
+    assert fit.mean_cost.base_ms == pytest.approx(COST.base_ms, rel=0.1)
+    assert fit.mean_cost.prefill_token_ms == pytest.approx(COST.prefill_token_ms, rel=0.05)
+
+
+def test_without_others_there_is_no_contention() -> None:
+    assert fit_cost(samples(noise=0.1)).contention == 0.0
 
 
 @pytest.mark.parametrize("made", [samples()[:4], [*samples()[:5], CostSample(0, 0.0, 1, 5, 0.0)]])

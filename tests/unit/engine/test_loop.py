@@ -261,6 +261,15 @@ def test_policies_and_what_steps_cost_are_taken_between_steps(engines: list[Engi
     assert timing.load.num_decodes + timing.load.num_prefill_tokens == timing.num_tokens
 
 
+def test_a_timing_says_how_many_other_workers_computed_beside_its_step(engines: list[Engine]) -> None:
+    engine = Engine(running=RunningSettings())
+    engine.runner.mean_others = 0.5
+    engine.loop.post(GivePages(ALL))
+    engine.loop.post(AddSequence(Arrival(params((1, 2), max_tokens=3))))
+    started(engines, engine).wait_for_ends(1)
+    assert {report.timing.mean_others for report in engine.seen if report.timing is not None} == {0.5}
+
+
 def test_sequences_that_all_lack_a_page_make_room_although_nothing_comes(engines: list[Engine]) -> None:
     """Two that have a page each and need three, with three in all."""
     settings = RunningSettings(preemption=PreemptionSettings(after_s=0.05))

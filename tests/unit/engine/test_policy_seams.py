@@ -11,7 +11,7 @@ from weir.core.life import SchedulingParams
 from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBundle
+from weir.engine.messages import Arrival, PageBundle, SetBounds
 from weir.engine.plan import StepResult
 from weir.policy.registry import PolicySpec
 from weir.policy.seams import BatchView, GateDecision, Policy, StepShare, StepView
@@ -107,10 +107,10 @@ def test_for_an_urgent_hand_off_others_are_paused_under_a_gate_too() -> None:
     assert crowd.steps() == [[0, 2]]
 
 
-def local(budget: ScriptedBudget, num_decoding: int = 2) -> RunningBatcher:
+def local(budget: ScriptedBudget, num_decoding: int = 2, num_pages: int = 40) -> RunningBatcher:
     """`num_decoding` sequences that decode, and then a prompt of 50 tokens and one of 10."""
     pool = PagePool(watermark_pages=0, watermark_slots=0)
-    pool.give(PageBundle(tuple(range(40)), tuple(range(8))))
+    pool.give(PageBundle(tuple(range(num_pages)), tuple(range(8))))
     batcher = RunningBatcher(
         limits(max_num_batched_tokens=40), pool, Records(40, 8).open, RunningSettings(num_arena_pages=80)
     )
@@ -171,6 +171,17 @@ def test_a_budget_that_says_what_cannot_be_is_not_followed_and_counted(share: St
     assert step(batcher, 2.0) == [(0, 1), (1, 1), (8, 32), (9, 6)]
     assert batcher.counters.policy_defects == 1
     assert budget.durations_s == [], "its step did not run"
+
+
+def test_decodes_in_place_of_prompts_that_lack_pages_keep_to_the_step_and_teach_the_budget_nothing() -> None:
+    budget = ScriptedBudget(StepShare((), 40))
+    batcher = local(budget, num_decoding=3, num_pages=5)
+    assert step(batcher, 2.0) == [(8, 32)], "it has taken the last pages"
+    batcher.set_bounds(SetBounds(8, 2))
+    budget.share = StepShare((), 2)
+    assert step(batcher, 3.0) == [(0, 1), (1, 1)]
+    assert budget.durations_s == [0.5], "of the step that it planned"
+    assert batcher.counters.policy_defects == 0
 
 
 def test_a_step_that_failed_is_not_reported_to_the_budget_as_one_that_ran() -> None:

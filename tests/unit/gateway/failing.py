@@ -1,7 +1,10 @@
 """What the tests of failures share."""
 
 import asyncio
+import contextlib
+from typing import Any
 
+import httpx
 import pytest
 from tests.unit.gateway.world import World
 
@@ -37,3 +40,15 @@ async def assert_serves(world: World) -> None:
 
 def request_id_of(world: World) -> str:
     return next(iter(world.pair.starts))
+
+
+async def lines_of_broken(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[str]:
+    """Of a stream that is cut: what came before, without blank lines."""
+    lines: list[str] = []
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        async with http.stream("POST", path, json=body) as response:
+            assert response.status_code == 200
+            async for line in response.aiter_lines():
+                lines += [line] if line else []
+            pytest.fail("its body has ended")
+    return lines

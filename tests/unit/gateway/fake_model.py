@@ -3,6 +3,7 @@
 import codecs
 import threading
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.requests.models import ServedModel
@@ -59,10 +60,21 @@ class ByteTokenizer:
 
 
 class LineTemplate:
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """Ends with nothing where it asks for an answer, as other tests have it, and with "." where it does not."""
-        end = "" if add_generation_prompt else "."
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + end
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] = MappingProxyType({}),
+    ) -> str:
+        """Ends with nothing where it asks for an answer, as other tests have it, and with "." where it does not. Begins
+        with the variables."""
+        head = "".join(f"{name}={value}\n" for name, value in variables.items())
+        text = head + "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        if continue_final_message:
+            return text.removesuffix("\n")
+        return text if add_generation_prompt else text + "."
 
 
 def byte_model(tokenizer: ByteTokenizer | None = None, *, max_context: int = MAX_CONTEXT) -> ServedModel:

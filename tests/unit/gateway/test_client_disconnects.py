@@ -18,7 +18,7 @@ from weir.core.errors import DeadlineExceeded
 from weir.core.options import GenerateOptions
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import inference_pb2_grpc
-from weir_gateway.frontends.event_stream import EventStream
+from weir_gateway.frontends.event_stream import EventStream, StreamSettings
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
 PATIENT = replace(
@@ -232,6 +232,6 @@ async def test_an_http_client_that_never_reads_is_given_up() -> None:
         if message.get("body") == b"data: 2\n\n":
             await never()
 
-    response = EventStream(events(), leave, send_timeout_s=0.05, log_ids={})
+    response = EventStream(events(), leave, StreamSettings(send_timeout_s=0.05), {})
     await asyncio.wait_for(response({"type": "http"}, never, send), 5)
     assert num_left > 0

@@ -22,6 +22,7 @@ from weir.rpc.port_guard import BodyBudget
 from weir.runtime.config import ConfigError, read_config
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdoptionSettings
+from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
 from weir_gateway.requests.models import ServedModel, load_model_of, load_served_model
 
@@ -150,16 +151,18 @@ def test_every_setting_reaches_the_part_that_it_is_for() -> None:
     config = GatewayConfig(
         max_requests=7, default_max_tokens=8, max_prompt_bytes=9, scheduler_wait_s=10, max_queue_s=11,
         no_progress_s=12, worker_lost_s=13, send_timeout_s=14, http_host="::1", http_port=15, instance="other",
-        adopter_wait_s=16, claim_wait_s=17,
+        adopter_wait_s=16, claim_wait_s=17, sse_keep_alive_s=18, after_stream_error="done", unknown_fields="refuse",
+        max_prompts=19,
     )  # fmt: skip
     settings = GatewaySettings.of(config)
     assert (settings.driver.max_requests, settings.driver.max_queue_s, settings.driver.no_progress_s) == (7, 11, 12)
     assert (settings.limits.default_max_tokens, settings.limits.max_prompt_bytes) == (8, 9)
     assert (settings.port.outage_s, settings.access_wait_s, settings.connections.lost_after_s) == (10, 10, 13)
-    assert (settings.http.send_timeout_s, settings.instance) == (14, "other")
+    assert (settings.http.streams, settings.instance) == (StreamSettings(14, 18, "done"), "other")
     assert (settings.adoption.wait_s, settings.adoption.claim_wait_s) == (16, 17)
     http = settings.http
     assert (http.host, http.port, http.max_connections) == ("::1", 15, config.max_calls)
+    assert (http.unknown_fields, settings.limits.max_prompts) == ("refuse", 19)
     assert not settings.is_lower_priority_first
     assert GatewaySettings.of(replace(config, openai_priority="lower-first")).is_lower_priority_first
 

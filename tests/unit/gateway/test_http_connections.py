@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.http_connections import ConnectionBook
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 
@@ -39,7 +40,10 @@ async def port(head_timeout_s: float) -> AsyncIterator[int]:
     app = Starlette(routes=[Route("/{pace}", _answer)])
     failures: list[str] = []
     settings = HttpSettings(
-        max_connections=1, max_idle_connections=MAX_IDLE, head_timeout_s=head_timeout_s, send_timeout_s=SEND_TIMEOUT_S
+        max_connections=1,
+        max_idle_connections=MAX_IDLE,
+        head_timeout_s=head_timeout_s,
+        streams=StreamSettings(send_timeout_s=SEND_TIMEOUT_S),
     )
     server = HttpServer(app, settings, failures.append)
     await server.start()

@@ -85,7 +85,8 @@ async def test_the_load_is_the_requests_of_both_ports_that_have_not_ended(
 
 
 async def test_one_model_is_shown_as_in_the_list(world: World, http: httpx.AsyncClient) -> None:
-    expected = {"id": "bytes", "object": "model", "created": 0, "owned_by": "weir", "max_model_len": MAX_CONTEXT}
+    shown = {"id": "bytes", "object": "model", "created": 0, "owned_by": "weir", "max_model_len": MAX_CONTEXT}
+    expected = {**shown, "root": "bytes", "parent": None, "permission": []}
     assert (await http.get("/v1/models")).json() == {"object": "list", "data": [expected]}
     assert (await http.get("/v1/models/")).json() == {"object": "list", "data": [expected]}
     assert (await http.get("/v1/models/bytes")).json() == expected

@@ -7,7 +7,7 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import MessageParam
-from tests.unit.gateway.failing import ONE_DISPATCH
+from tests.unit.gateway.failing import ONE_DISPATCH, lines_of_broken
 from tests.unit.gateway.fake_workers import NUM_CACHED_TOKENS
 from tests.unit.gateway.world import World, open_world
 
@@ -155,11 +155,11 @@ async def test_a_stream_that_fails_raises_in_the_client_and_has_no_success(
     world.pair.stops_after = 4
     body = {"model": "bytes", "max_tokens": 50, "messages": MESSAGES, "stream": True}
     stream = await client.messages.create(model="bytes", max_tokens=50, messages=MESSAGES, stream=True)
-    raw = asyncio.create_task(http.post("/v1/messages", json=body))
+    raw = asyncio.create_task(lines_of_broken(http, "/v1/messages", body))
     await world.until(lambda: len(world.scheduler.prefilled) == 2, "both run")
     await world.decode.stop()
     with pytest.raises(anthropic.APIError, match="is lost"):
         _ = [event async for event in stream]
-    names = [line.removeprefix("event: ") for line in (await raw).text.splitlines() if line.startswith("event: ")]
+    names = [line.removeprefix("event: ") for line in await raw if line.startswith("event: ")]
     assert names[-1] == "error"
     assert not {"content_block_stop", "message_delta", "message_stop"} & set(names)

@@ -14,7 +14,8 @@ TOOL = {"name": "look", "input_schema": {}}
 
 
 def asked(**fields: Any) -> ClientRequest:
-    return messages_request(MessagesBody.model_validate({"max_tokens": 5, "messages": [USER], **fields}), "name")
+    body = MessagesBody.model_validate({"max_tokens": 5, "messages": [USER], **fields})
+    return messages_request(body, "name").client_request
 
 
 def turns_of(prompt: object) -> list[tuple[str, str]]:
@@ -54,6 +55,22 @@ def test_each_number_arrives_at_its_option() -> None:
     assert request.names["stop"] == "stop_sequences"
 
 
+def test_an_answer_goes_on_with_the_assistants_turn_that_the_messages_end_with() -> None:
+    prompt = asked(messages=[USER, {"role": "assistant", "content": "so"}]).prompt
+    assert isinstance(prompt, Conversation)
+    assert (prompt.add_generation_prompt, prompt.continue_final_message) == (False, True)
+    prompt = asked().prompt
+    assert isinstance(prompt, Conversation)
+    assert (prompt.add_generation_prompt, prompt.continue_final_message) == (True, False)
+
+
+def test_what_nobody_here_knows_is_ignored_and_named_or_refused() -> None:
+    body = MessagesBody.model_validate({"max_tokens": 5, "messages": [USER], "of_next_year": 1})
+    assert messages_request(body, "").ignored_fields == ("of_next_year",)
+    with pytest.raises(InvalidRequest, match="of_next_year"):
+        messages_request(body, "", "refuse")
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -80,13 +97,15 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
         ({"output_config": {"effort": "high"}}, "output_config"),
         ({"mcp_servers": [{"url": "u"}]}, "mcp_servers"),
         ({"stop": ["x"]}, "stop"),
+        ({"stop_sequence": ["x"]}, "stop_sequence"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"n": 2}, "n"),
         ({"system": 7}, "system"),
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
         ({"messages": [USER, {"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[1].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [USER, {"role": "assistant", "content": "so"}]}, "messages"),
     ],
     ids=str,
 )

@@ -23,11 +23,11 @@ values: st.SearchStrategy[Any] = st.recursive(
 
 
 def read_completion(raw: bytes) -> ClientRequest:
-    return completion_request(parse_body(CompletionBody, raw), "id")
+    return completion_request(parse_body(CompletionBody, raw), "id", "ignore").client_request
 
 
 def read_chat(raw: bytes) -> ClientRequest:
-    return chat_request(parse_body(ChatBody, raw), "id")
+    return chat_request(parse_body(ChatBody, raw), "id", "ignore").client_request
 
 
 def read(raw: bytes) -> tuple[list[ClientRequest], list[InvalidRequest]]:

@@ -8,12 +8,14 @@ import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from tests.unit.gateway.failing import ONE_DISPATCH
+from tests.unit.gateway.failing import ONE_DISPATCH, lines_of_broken
 from tests.unit.gateway.fake_workers import NUM_CACHED_TOKENS
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.bus.configuration import AccessRules, TenantAccess
+from weir.bus.messages import RefusalReason
 from weir.core.credentials import key_digest
+from weir_gateway.frontends.event_stream import StreamSettings
 
 LIFE = (
     "response.created",
@@ -209,12 +211,12 @@ async def test_a_stream_that_fails_raises_in_the_client_and_has_no_success(
     world.pair.stops_after = 4
     async with client_of(world) as client:
         stream = await client.responses.create(model="bytes", input="x", stream=True)
-        raw = asyncio.create_task(http.post("/v1/responses", json={"input": "x", "stream": True}))
+        raw = asyncio.create_task(lines_of_broken(http, "/v1/responses", {"input": "x", "stream": True}))
         await world.until(lambda: len(world.scheduler.prefilled) == 2, "both run")
         await world.decode.stop()
         with pytest.raises(openai.APIError, match="is lost"):
             _ = [event async for event in stream]
-    names = [line.removeprefix("event: ") for line in (await raw).text.splitlines() if line.startswith("event: ")]
+    names = [line.removeprefix("event: ") for line in await raw if line.startswith("event: ")]
     assert names[-2:] == ["error", "response.failed"]
     assert not {"response.completed", "response.incomplete", "response.output_text.done"} & set(names)
 
@@ -236,7 +238,25 @@ async def test_a_defect_in_a_stream_is_counted_and_ends_it_as_a_failure(
 
     monkeypatch.setattr(world.tokenizer, "token_bytes", token_bytes)
     body = {"input": "x", "stream": True, "include": ["message.output_text.logprobs"]}
-    answer = await http.post("/v1/responses", json=body)
-    assert "internal error: RuntimeError; see the gateway's log" in answer.text
-    assert answer.text.count("event: response.failed") == 1
+    lines = await lines_of_broken(http, "/v1/responses", body)
+    assert lines[-2] == "event: response.failed"
+    assert "internal error: RuntimeError; see the gateway's log" in lines[-1]
     assert world.metric("http_internal_errors_total") == 1
+
+
+async def test_a_stream_that_waits_is_kept_alive_and_one_that_breaks_off_may_end_without_done() -> None:
+    streams = StreamSettings(keep_alive_s=0.05, after_error="done")
+    async with (
+        open_world(replace(FAST, http=replace(FAST.http, streams=streams))) as world,
+        httpx.AsyncClient(base_url=world.http_url) as http,
+    ):
+        world.scheduler.grants_at_once = False
+        body = {"input": "x", "stream": True, "of_next_year": 1}
+        async with http.stream("POST", "/v1/responses", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": keep-alive"
+            await world.scheduler.revoke(world.scheduler.submits[-1], RefusalReason.QUEUE_FULL, dispatch=1)
+            rest = [line async for line in lines]
+    assert answer.headers["x-weir-ignored-fields"] == "of_next_year"
+    assert [line for line in rest if line.startswith("event: ")][-2:] == ["event: error", "event: response.failed"]
+    assert "data: [DONE]" not in rest

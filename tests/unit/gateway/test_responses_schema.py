@@ -119,6 +119,11 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
         ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"metadata": {str(index): "" for index in range(17)}}, "metadata"),
         ({"max_tokens": 3}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"stop": "x"}, "stop"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"maxOutputTokens": 3}, "maxOutputTokens"),
+        ({"n": 2}, "n"),
         ({"input": None}, "input"),
         ({"input": 7}, "input"),
         ({"input": ["x"]}, "input[0]"),
@@ -136,6 +141,12 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
 )
 def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
     assert refused(**fields) == field
+
+
+def test_what_nobody_here_knows_is_ignored_and_named_or_refused() -> None:
+    assert asked(of_next_year=1).ignored_fields == ("of_next_year",)
+    with pytest.raises(InvalidRequest, match="of_next_year"):
+        asked_response(ResponsesBody.model_validate({"input": "x", "of_next_year": 1}), "refuse")
 
 
 def test_reasoning_of_earlier_answers_is_not_shown_to_the_model_again() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
+from weir_gateway.frontends.openai_render import Rendering
 from weir_gateway.frontends.sse import ChunkEvents
 from weir_gateway.requests.output import OutputDelta
 
@@ -16,6 +17,8 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
 class PlainRenderer:
     """Puts everything that a chunk depends on into it."""
+
+    rendering = Rendering()
 
     def chunk(self, delta: OutputDelta, text_offset: int) -> dict[str, object]:
         del text_offset

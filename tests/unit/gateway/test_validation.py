@@ -25,7 +25,7 @@ from weir_gateway.requests.client_request import (
     TokenIds,
 )
 from weir_gateway.requests.models import ModelDirectory
-from weir_gateway.requests.validation import Limits, check_fields, check_prompt
+from weir_gateway.requests.validation import Limits, check_all_prompts, check_fields, check_prompt
 
 MODEL = byte_model()
 LIMITS = Limits(default_max_tokens=64, max_prompt_bytes=1000)
@@ -250,10 +250,10 @@ def test_an_unknown_model_is_not_found_and_none_means_the_only_one() -> None:
 
 def test_how_many_log_probabilities_of_a_prompt_may_come_is_bounded() -> None:
     limits = dataclasses.replace(LIMITS, max_prompt_logprobs=30)
-    asked = changed(prompt_logprobs=2)
-    assert check_prompt(asked, MODEL, limits, [1] * 10, SCOPE).sampling.prompt_logprobs == 2
+    checked = [check_prompt(changed(prompt_logprobs=2), MODEL, limits, [1] * num, SCOPE) for num in (4, 6, 1)]
+    check_all_prompts(checked[:2], limits)
     with pytest.raises(InvalidRequest, match=r"prompt_logprobs: is 2; 11 tokens .* are 33, at most 30"):
-        check_prompt(asked, MODEL, limits, [1] * 11, SCOPE)
+        check_all_prompts(checked, limits)
 
 
 def test_min_tokens_is_cut_with_max_tokens() -> None:

@@ -24,7 +24,6 @@ from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.driving.driver import DriverSettings
 from weir_gateway.driving.scheduler_port import SchedulerPortSettings
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
-from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.gateway import Gateway, GatewayProcess, GatewaySettings
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.workers.connection import ConnectionSettings
@@ -108,7 +107,8 @@ async def open_world(
         scheduler = FakeScheduler(hub.connect(), _placement(prefill, decode), rules=rules)
         await stack.enter_async_context(_running(scheduler))
         model = byte_model(tokenizer, max_context=max_context)
-        settings = replace(settings, http=HttpSettings(send_timeout_s=send_timeout_s))
+        streams = replace(settings.http.streams, send_timeout_s=send_timeout_s)
+        settings = replace(settings, http=replace(settings.http, streams=streams))
         gateway = Gateway(process, settings, hub.connect(), model, lengths or OutputLengths())
         servicer = InferenceServicer(lambda: gateway.processor, send_timeout_s=send_timeout_s)
         address = await stack.enter_async_context(_served(servicer, process, port_limits))

@@ -143,3 +143,23 @@ def test_a_folders_template_is_found_wherever_it_is_kept(files: dict[str, object
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     source = ModelSource("folder", tmp_path, ModelKind.HF_FOLDER)
     assert load_chat_template(source).render(USER) == "</e>"
+
+
+def test_a_last_message_goes_on_where_its_content_ends() -> None:
+    text = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}"
+    text += "{% if add_generation_prompt %}<a>{% endif %}"
+    messages = [*USER, {"role": "assistant", "content": " Sure: "}]
+    assert template(text).render(messages, continue_final_message=True) == "<user>Hi</s><assistant>Sure:"
+    with pytest.raises(InvalidRequest, match="it cannot go on"):
+        template("x").render(messages, continue_final_message=True)
+    with pytest.raises(InvalidRequest, match="it cannot go on"):
+        template(text).render([*USER, {"role": "assistant", "content": " "}], continue_final_message=True)
+
+
+def test_a_template_has_the_clients_variables_but_not_in_place_of_its_own() -> None:
+    text = "{{ enable_thinking | default('unset') }}{{ messages | length }}"
+    assert template(text).render(USER) == "unset1"
+    assert template(text).render(USER, variables={"enable_thinking": False}) == "False1"
+    for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
+        with pytest.raises(InvalidRequest, match=f"chat_template_kwargs: '{name}' is the template's own"):
+            template(text).render(USER, variables={name: "x"})

@@ -72,6 +72,23 @@ def test_a_plan_that_makes_no_sense_is_refused_before_anything_is_written(tiny: 
     assert (probe.pages == 0xFF).all()
 
 
+class BusyHost(FixedShare):
+    has_worked = False
+
+    def take_mean_others(self) -> float:
+        assert self.has_worked, "asked before the step"
+        return 0.75
+
+    def end(self) -> None:
+        self.has_worked = True
+
+
+def test_a_result_says_how_many_other_workers_computed_beside_the_step(tiny: TinyLlama, tmp_path: Path) -> None:
+    weights = load_model(tiny.source, "int8", BusyHost(1), tmp_path)
+    runner = weights.runner_over(poisoned_pages(3, weights.page_geometry.page_bytes))
+    assert runner.run(StepPlan(0, (ChunkPlan(0, 0, (1, 2, 3), (2,), None),))).mean_others == 0.75
+
+
 def test_warming_up_touches_no_page(tiny: TinyLlama, tmp_path: Path) -> None:
     weights = load_model(tiny.source, "int8", FixedShare(1), tmp_path)
     pages = poisoned_pages(3, weights.page_geometry.page_bytes)

@@ -45,6 +45,9 @@ class ChangingShare:
     def end(self) -> None:
         self.num_under_way -= 1
 
+    def take_mean_others(self) -> float:
+        return 0.0
+
 
 def new_log(num_phases: int) -> Log:
     return np.zeros((num_phases, MOST_CHUNKS), dtype=np.int64)

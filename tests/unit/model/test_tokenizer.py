@@ -122,13 +122,16 @@ def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) ->
         while not is_done.wait(0.001):
             num_turns += 1
 
-    other = threading.Thread(target=take_turns)
+    other = threading.Thread(target=take_turns, daemon=True)
     other.start()
-    num_before = num_turns
-    tokenizer.encode("0123456789" * 50_000)
-    num_after = num_turns
-    is_done.set()
-    other.join()
+    try:
+        num_before = num_turns
+        tokenizer.encode("0123456789" * 50_000)
+        num_after = num_turns
+    finally:
+        is_done.set()
+        other.join(timeout=60)
+    assert not other.is_alive()
     assert num_after - num_before >= 5
 
 

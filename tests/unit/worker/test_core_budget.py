@@ -31,6 +31,19 @@ def test_a_share_is_larger_again_when_the_others_have_ended(tmp_path: Path) -> N
     assert first.begin() == 4
 
 
+def test_it_knows_how_many_others_computed_beside_its_work(tmp_path: Path) -> None:
+    """Looked at where each piece of work begins and ends: 0 and 1 others, then 1 and 2."""
+    first, second, third = (CoreBudget(tmp_path / "cores", 4) for _ in range(3))
+    first.begin()
+    second.begin()
+    first.end()
+    first.begin()
+    third.begin()
+    first.end()
+    assert first.take_mean_others() == 1.0
+    assert first.take_mean_others() == 0.0, "only since it was last asked"
+
+
 def test_what_a_killed_worker_left_in_the_file_does_not_count(tmp_path: Path) -> None:
     budget = CoreBudget(tmp_path / "cores", 4)
     program = (

@@ -42,12 +42,13 @@ async def test_an_engine_with_a_full_inbox_gets_it_later(rig: Rig, monkeypatch: 
     assert rig.decode.shutdowns == []
 
 
-def report(chance: random.Random, cost: StepCost) -> EngineReport:
+def report(chance: random.Random, cost: StepCost, contention: float = 0.0) -> EngineReport:
     num_prefill, num_decodes = chance.choice([0, 0, 16, 128]), chance.randint(1, 16)
     chunks = [PromptChunk(num_prefill)] if num_prefill else []
-    duration_s = cost.step_ms(chunks, num_decodes, 100 * num_decodes) / 1e3
+    others = chance.choice([0.0, 0.5, 1.0])
+    duration_s = cost.step_ms(chunks, num_decodes, 100 * num_decodes) / 1e3 * (1 + contention * others)
     load = StepLoad(num_prefill, num_prefill**2 / 2, num_decodes, 100 * num_decodes)
-    return EngineReport(timing=StepTiming(1, 0, 1, 1, 1, load, duration_s))
+    return EngineReport(timing=StepTiming(1, 0, 1, 1, 1, load, duration_s, others))
 
 
 def test_the_cost_of_various_steps_is_found_and_follows_the_machine() -> None:
@@ -71,6 +72,17 @@ def test_the_cost_of_various_steps_is_found_and_follows_the_machine() -> None:
     second = meter.cost()
     assert second is not None
     assert abs(second.prefill_token_ms - 0.2) < 1e-3, "old steps are forgotten"
+
+
+def test_what_other_workers_add_is_told_apart_from_the_cost() -> None:
+    clock, chance = ManualClock(), random.Random(5)
+    meter = CostMeter(clock, must_decode=True)
+    for _ in range(1000):
+        meter.on_report(report(chance, COST, contention=0.6))
+    clock.advance(5.0)
+    assert meter.cost() is not None
+    assert abs(meter.metrics()["step_cost_contention"] - 0.6) < 0.01
+    assert abs(meter.metrics()["step_cost_mean_prefill_token_ms"] - COST.prefill_token_ms) < 0.01
 
 
 def test_steps_that_are_all_alike_tell_nothing() -> None:

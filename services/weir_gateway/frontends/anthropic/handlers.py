@@ -30,15 +30,17 @@ class MessagesApi:
     async def create(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
         correlation_id = request.state.correlation_id
-        asked = messages_request(parse_body(MessagesBody, await self._bodies.read(request)), correlation_id)
-        response = await self._answering.answer(request, caller, asked, _Answer)
+        body = parse_body(MessagesBody, await self._bodies.read(request))
+        asked = messages_request(body, correlation_id, self._answering.unknown_fields)
+        response = await self._answering.answer(request, caller, asked.client_request, asked.ignored_fields, _Answer)
         response.headers[ANTHROPIC_ID_HEADER] = correlation_id
         return response
 
     async def count_tokens(self, request: Request, caller: Caller) -> Response:
         tokenization = self._processor.tokenization
         tokenization.check_room(caller)
-        asked = count_request(parse_body(CountTokensBody, await self._bodies.read(request)))
+        body = parse_body(CountTokensBody, await self._bodies.read(request))
+        asked = count_request(body, self._answering.unknown_fields)
         num_tokens = await tokenization.tokenize(asked, caller, lambda _, token_ids: len(token_ids))
         headers = {ANTHROPIC_ID_HEADER: request.state.correlation_id}
         return JSONResponse({"input_tokens": num_tokens}, headers=headers)

@@ -3,11 +3,12 @@
 What an answer would depend on and is not served is refused by name; what changes nothing is taken.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, UndeclaredFields, shown, text_of
+from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
 from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 from weir_gateway.tokenization import TokenizeRequest
 
@@ -18,32 +19,6 @@ _TEXT_BLOCKS = frozenset({"text"})
 _DROPPED_BLOCKS = frozenset({"thinking", "redacted_thinking"})
 """Of earlier answers, which a model is not shown again."""
 _NO_TOOLS = "is not served yet: nothing here makes an answer a valid call"
-_FIELDS = UndeclaredFields(
-    neutral={
-        "container": (),
-        "context_management": ({}, {"edits": []}),
-        "mcp_servers": ([],),
-        "output_config": ({},),
-        "output_format": (),
-        "speed": ("standard",),
-    },
-    reasons={
-        "output_config": "is not served yet: nothing here holds an answer to a form, or to an effort",
-        "output_format": "is not served yet: nothing here holds an answer to a form",
-    },
-    ignored=frozenset(
-        {
-            "betas",
-            "cache_control",
-            "diagnostics",
-            "inference_geo",
-            "metadata",
-            "service_tier",
-            "user_profile_id",
-            "workspace_id",
-        }
-    ),
-)
 
 
 class CountTokensBody(AdapterBody):
@@ -63,32 +38,76 @@ class MessagesBody(CountTokensBody):
     stop_sequences: list[str] | None = None
 
 
-def messages_request(body: MessagesBody, correlation_id: str) -> ClientRequest:
+_FIELDS = known_fields(
+    MessagesBody,
+    neutral={
+        "container": (),
+        "context_management": ({}, {"edits": []}),
+        "mcp_servers": ([],),
+        "output_config": ({},),
+        "output_format": (),
+        "speed": ("standard",),
+    },
+    reasons={
+        "max_completion_tokens": "is max_tokens here",
+        "reasoning_effort": "is not served: no model here is told how long to think",
+        "stop": "is stop_sequences here",
+        "output_config": "is not served yet: nothing here holds an answer to a form, or to an effort",
+        "output_format": "is not served yet: nothing here holds an answer to a form",
+    },
+    ignored=frozenset(
+        {
+            "betas",
+            "cache_control",
+            "diagnostics",
+            "inference_geo",
+            "metadata",
+            "service_tier",
+            "user_profile_id",
+            "workspace_id",
+        }
+    ),
+)
+
+
+class AskedMessage(NamedTuple):
+    """What a body asks for. `ignored_fields`: of it, which nobody here knows."""
+
+    client_request: ClientRequest
+    ignored_fields: tuple[str, ...]
+
+
+def messages_request(body: MessagesBody, correlation_id: str, unknown_fields: UnknownFields = "ignore") -> AskedMessage:
     """Raises InvalidRequest for what is not served."""
-    return ClientRequest(
+    conversation, ignored = _read(body, unknown_fields)
+    client_request = ClientRequest(
         operation=Operation.CHAT,
-        prompt=_conversation_of(body, is_to_be_answered=True),
+        prompt=conversation,
         names=MESSAGES_NAMES,
         options=body.options(max_tokens=body.max_tokens, stop=tuple(body.stop_sequences or ())),
         correlation_id=correlation_id,
         is_stream=bool(body.stream),
         priority=body.priority,
     )
+    return AskedMessage(client_request, ignored)
 
 
-def count_request(body: CountTokensBody) -> TokenizeRequest:
+def count_request(body: CountTokensBody, unknown_fields: UnknownFields = "ignore") -> TokenizeRequest:
     """Raises InvalidRequest as the request of the same messages would."""
+    conversation, _ = _read(body, unknown_fields)
     return TokenizeRequest(
         model=body.model or "",
-        prompt=_conversation_of(body, is_to_be_answered=False),
+        prompt=conversation,
         names=MESSAGES_NAMES,
         add_special_tokens=False,
     )
 
 
-def _conversation_of(body: CountTokensBody, *, is_to_be_answered: bool) -> Conversation:
+def _read(body: CountTokensBody, unknown_fields: UnknownFields) -> tuple[Conversation, tuple[str, ...]]:
+    """And the names of fields that are ignored. An answer goes on with the assistant's turn that the messages end
+    with."""
     violations: list[FieldViolation] = []
-    _FIELDS.check(body.model_extra, violations)
+    ignored = check_undeclared(body.model_extra, _FIELDS, unknown_fields, violations)
     _check_tools(body, violations)
     _check_thinking(body.thinking, violations)
     turns = []
@@ -99,12 +118,10 @@ def _conversation_of(body: CountTokensBody, *, is_to_be_answered: bool) -> Conve
         if len(violations) >= MAX_VIOLATIONS:
             break
         turns.append(_turn_of(message, f"messages[{index}]", violations))
-    if is_to_be_answered and body.messages and turns[-1]["role"] == "assistant":
-        problem = "ends with the assistant's turn, which is not gone on with here; end with the user's"
-        violations.append(FieldViolation("messages", problem))
     if violations:
         raise InvalidRequest(violations)
-    return Conversation(tuple(turns))
+    goes_on = bool(body.messages) and turns[-1]["role"] == "assistant"
+    return Conversation(tuple(turns), add_generation_prompt=not goes_on, continue_final_message=goes_on), ignored
 
 
 def _turn_of(message: dict[str, Any], field: str, violations: list[FieldViolation]) -> dict[str, str]:

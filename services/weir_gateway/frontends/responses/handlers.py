@@ -39,13 +39,16 @@ class ResponsesApi:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
-        asked = asked_response(parse_body(ResponsesBody, await self._bodies.read(request)))
+        asked = asked_response(
+            parse_body(ResponsesBody, await self._bodies.read(request)), self._answering.unknown_fields
+        )
         previous = await self._previous_turns(asked, caller)
         store = self._store if asked.is_to_be_kept else None
         return await self._answering.answer(
             request,
             caller,
             asked.client_request(previous, request.state.correlation_id),
+            asked.ignored_fields,
             partial(_Answer, asked, (*previous, *asked.turns), caller.tenant, store),
         )
 

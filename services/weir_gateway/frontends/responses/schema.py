@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, UndeclaredFields, shown, text_of
+from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
 from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 
 Turn = tuple[str, str]
@@ -32,37 +33,6 @@ _CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_t
 # Reasoning is never shown to a model again, and there is none in answers from here.
 _NEUTRAL_INCLUDES = frozenset({"reasoning.encrypted_content"})
 _NO_TOOLS = "is not served yet: nothing here makes an answer a valid call"
-_FIELDS = UndeclaredFields(
-    neutral={
-        "access_programs": (),
-        "background": (False,),
-        "context_management": ([],),
-        "conversation": (),
-        "image": (),
-        "moderation": (),
-        "prompt": (),
-        "truncation": ("disabled",),
-    },
-    reasons={
-        "background": "is not served: an answer is computed while its client waits for it",
-        "conversation": "is not served: give previous_response_id, or the turns themselves in input",
-        "prompt": "names a template that is kept elsewhere: give its text in instructions or input",
-        "truncation": "is not served: an input is answered as it was sent, or refused",
-    },
-    ignored=frozenset(
-        {
-            "client_metadata",
-            "max_tool_calls",
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "safety_identifier",
-            "service_tier",
-            "stream_options",
-            "user",
-        }
-    ),
-)
 
 
 class ResponsesBody(AdapterBody):
@@ -83,6 +53,45 @@ class ResponsesBody(AdapterBody):
     tool_choice: Any = None
 
 
+_FIELDS = known_fields(
+    ResponsesBody,
+    neutral={
+        "access_programs": (),
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "image": (),
+        "moderation": (),
+        "prompt": (),
+        "truncation": ("disabled",),
+    },
+    reasons={
+        "background": "is not served: an answer is computed while its client waits for it",
+        "conversation": "is not served: give previous_response_id, or the turns themselves in input",
+        "prompt": "names a template that is kept elsewhere: give its text in instructions or input",
+        "max_completion_tokens": "is max_output_tokens here",
+        "max_tokens": "is max_output_tokens here",
+        "messages": "is input here",
+        "reasoning_effort": "is reasoning here",
+        "response_format": "is text.format here",
+        "truncation": "is not served: an input is answered as it was sent, or refused",
+    },
+    ignored=frozenset(
+        {
+            "client_metadata",
+            "max_tool_calls",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "stream_options",
+            "user",
+        }
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class AskedResponse:
     """What a body asks for. `turns` are those of `input` alone."""
@@ -91,6 +100,8 @@ class AskedResponse:
     turns: tuple[Turn, ...]
     has_logprobs: bool
     tool_choice: str
+    ignored_fields: tuple[str, ...] = ()
+    """Of the body, which nobody here knows."""
 
     @property
     def is_to_be_kept(self) -> bool:
@@ -114,10 +125,10 @@ class AskedResponse:
         )
 
 
-def asked_response(body: ResponsesBody) -> AskedResponse:
+def asked_response(body: ResponsesBody, unknown_fields: UnknownFields = "ignore") -> AskedResponse:
     """Raises InvalidRequest for what is not served."""
     violations: list[FieldViolation] = []
-    _FIELDS.check(body.model_extra, violations)
+    ignored = check_undeclared(body.model_extra, _FIELDS, unknown_fields, violations)
     turns = _turns_of(body, violations)
     _check_form(body, violations)
     _check_metadata(body.metadata or {}, violations)
@@ -125,7 +136,7 @@ def asked_response(body: ResponsesBody) -> AskedResponse:
     has_logprobs = _includes_logprobs(body, violations)
     if violations:
         raise InvalidRequest(violations)
-    return AskedResponse(body, turns, has_logprobs, tool_choice)
+    return AskedResponse(body, turns, has_logprobs, tool_choice, ignored)
 
 
 def _turns_of(body: ResponsesBody, violations: list[FieldViolation]) -> tuple[Turn, ...]:

@@ -5,7 +5,6 @@ import dataclasses
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.sim.experiment import Check, Results, Size
 from benchmarks.sim.report import show
@@ -14,6 +13,7 @@ from weir.scheduling.limits import CoreLimits, LaneLimits, MemoryFitName, Placin
 from weir.sim.results.metrics import RequestOutcome, SimResult, summarize, ttft_s
 from weir.sim.workloads.traces import read_lengths
 from weir.sim.workloads.workload import Lengths, Workload, with_values
+from weir.training.samples import tau
 
 SHAREGPT = "sharegpt8k_lengths_part_a.csv"
 PREDICTION_S = 0.0008
@@ -53,13 +53,7 @@ def kendall_tau(workload: Workload) -> float:
     some = workload.requests[:1000]
     predicted = np.array([request.predicted_output_tokens for request in some])
     true = np.array([request.num_output_tokens for request in some], np.float64)
-    one, other = _signs(predicted), _signs(true)
-    return float((one * other).sum() / np.sqrt((one**2).sum() * (other**2).sum()))
-
-
-def _signs(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    signs: NDArray[np.float64] = np.sign(values[:, None] - values[None, :])
-    return signs
+    return tau(predicted, true)
 
 
 def figures(result: SimResult, *, prediction_s: float = 0.0, warmup: float = 0.1) -> dict[str, float]:

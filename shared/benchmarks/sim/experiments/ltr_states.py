@@ -20,17 +20,21 @@ from benchmarks.predictors.hidden_states import LAYERS, StateReader, read_states
 from benchmarks.predictors.measure import ScoredLength
 from benchmarks.predictors.probes import ProbeSettings, Views, ridge_held_out
 from benchmarks.predictors.state_probes import views_of
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
+from benchmarks.sim.experiment import Case, Check, Experiment, Results, Size
 from benchmarks.sim.experiments._size_based import faster, figures
 from benchmarks.sim.experiments.ltr_trained import (
+    BURST_FIGURES,
+    FCFS,
     MADE_UP,
     SET_NAMES,
     LtrArm,
     alpaca_data,
+    gains,
     made_up_data,
     prediction_s,
     scored_rows,
     simulated,
+    tau_of,
     workload_from,
 )
 from benchmarks.sim.report import show
@@ -38,7 +42,6 @@ from weir.model.files.source import resolve_model
 from weir.policy.predictors.features import PromptFeatures
 from weir.sim.results.metrics import SimResult
 from weir.sim.workloads.workload import Workload, burst
-from weir.training.samples import tau
 
 _MODEL = "smollm2-135m"
 _MOST_TOKENS = 2048
@@ -55,43 +58,32 @@ class _Arm:
     num_cores: int | None = None
 
 
-_FCFS, _TODAY, _FREE, _ORACLE = "fcfs", "ltr, trained", "ltr, state, free", "ltr, oracle"
+_TODAY, _FREE, _ONE_CORE, _ORACLE = "ltr, trained", "ltr, state, free", "ltr, state, 1 core", "ltr, oracle"
 _ARMS: Mapping[str, _Arm] = {
-    _FCFS: _Arm(LtrArm(None)),
+    FCFS: _Arm(LtrArm(None)),
     _TODAY: _Arm(LtrArm("trained", is_charged=True)),
     _FREE: _Arm(LtrArm("trained"), states=True),
-    "ltr, state, 1 core": _Arm(LtrArm("trained"), states=True, num_cores=1),
+    _ONE_CORE: _Arm(LtrArm("trained"), states=True, num_cores=1),
     **{f"ltr, state, {num} cores": _Arm(LtrArm("trained"), states=True, num_cores=num) for num in (4, 16)},
     _ORACLE: _Arm(LtrArm("oracle")),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Rows in the order of the set's prompts, and how many tokens of each are read: not the template's beginning."""
-
-    rows: Sequence[ScoredLength]
-    num_tokens: Sequence[int]
-
-
 @lru_cache(maxsize=8)
-def _read(set_name: str) -> _Read:
+def _state_rows(set_name: str) -> Sequence[ScoredLength]:
     """Each prompt scored by a ridge regression that was trained on the other four fifths."""
     if set_name == MADE_UP:
         data, table = made_up_data()
         views: Views = {"vectors": (PromptFeatures(table).of(data.prompts)[:, -table.num_dims :],)}
-        num_frame_tokens = 0
     else:
-        data_sets, table = alpaca_data()
+        data_sets, _ = alpaca_data()
         data, views = data_sets[set_name], _alpaca_views()
-        num_frame_tokens = len(table.frame.prefix)
     groups = np.arange(len(data.prompts), dtype=np.int64)
     scores = ridge_held_out(views, data.num_output_tokens, groups, 0, _SETTINGS).scores
-    rows = [
+    return [
         ScoredLength(len(prompt), int(length), float(-score), float(np.exp(score)))
         for prompt, length, score in zip(data.prompts, data.num_output_tokens, scores, strict=True)
     ]
-    return _Read(rows, [max(1, len(prompt) - num_frame_tokens) for prompt in data.prompts])
 
 
 @lru_cache(maxsize=1)
@@ -113,29 +105,40 @@ def _token_s() -> float:
 
 def _run(arm_name: str, set_name: str, num: int, seed: int) -> Mapping[str, float]:
     arm, source = _ARMS[arm_name], np.random.default_rng(seed)
-    rows = _read(set_name).rows if arm.states else scored_rows(set_name)
+    rows = _state_rows(set_name) if arm.states else scored_rows(set_name)
     workload = workload_from(rows, set_name, burst(num), source, arm.ltr)
-    waits_s = [0.0] * num if arm.num_cores is None else _waits_s(set_name, workload, seed, arm.num_cores)
-    result = _waited(simulated(_delayed(workload, waits_s), arm.ltr), workload, waits_s)
+    waits_s = [0.0] * num
+    if arm.num_cores is not None:
+        waits_s = reading_waits_s(workload, arm.num_cores, _num_frame_tokens(set_name), _token_s())
+    result = simulated_behind_readers(workload, waits_s, arm.ltr)
     charged_s = prediction_s() if arm.ltr.is_charged else 0.0
-    return figures(result, prediction_s=charged_s, warmup=0.0) | {"tau": _tau(set_name, arm_name)}
+    return figures(result, prediction_s=charged_s, warmup=0.0) | {"tau": tau_of(rows, arm.ltr)}
 
 
-def _waits_s(set_name: str, workload: Workload, seed: int, num_cores: int) -> list[float]:
-    """Until each request's prompt has been read: who is free takes the next."""
-    num_tokens = _read(set_name).num_tokens
-    picks = np.random.default_rng(seed).choice(len(num_tokens), len(workload.requests)).tolist()
+def _num_frame_tokens(set_name: str) -> int:
+    """Of the template's beginning, which is the same in every prompt and need not be read."""
+    return 0 if set_name == MADE_UP else len(alpaca_data()[1].frame.prefix)
+
+
+def reading_waits_s(workload: Workload, num_cores: int, num_frame_tokens: int, token_s: float) -> list[float]:
+    """Until each request's prompt has been read but for `num_frame_tokens`, at `token_s` each: the core that is free
+    first takes the next."""
     free_s = [0.0] * num_cores
     waits_s: list[float] = []
-    for request, pick in zip(workload.requests, picks, strict=True):
-        ready_s = max(heapq.heappop(free_s), request.arrival_s) + num_tokens[pick] * _token_s()
+    for request in workload.requests:
+        num_tokens = max(1, request.num_prompt_tokens - num_frame_tokens)
+        ready_s = max(heapq.heappop(free_s), request.arrival_s) + num_tokens * token_s
         heapq.heappush(free_s, ready_s)
         waits_s.append(ready_s - request.arrival_s)
     return waits_s
 
 
-def _delayed(workload: Workload, waits_s: Sequence[float]) -> Workload:
-    """As the scheduler sees it."""
+def simulated_behind_readers(workload: Workload, waits_s: Sequence[float], arm: LtrArm) -> SimResult:
+    """Of requests that the scheduler sees `waits_s` after they were sent, with the times at which they were sent."""
+    return _seen_by_client(simulated(_seen_by_scheduler(workload, waits_s), arm), workload, waits_s)
+
+
+def _seen_by_scheduler(workload: Workload, waits_s: Sequence[float]) -> Workload:
     requests = [
         dataclasses.replace(request, arrival_s=request.arrival_s + wait_s)
         for request, wait_s in zip(workload.requests, waits_s, strict=True)
@@ -143,8 +146,7 @@ def _delayed(workload: Workload, waits_s: Sequence[float]) -> Workload:
     return dataclasses.replace(workload, requests=tuple(sorted(requests, key=lambda request: request.arrival_s)))
 
 
-def _waited(result: SimResult, workload: Workload, waits_s: Sequence[float]) -> SimResult:
-    """As the client sees it."""
+def _seen_by_client(result: SimResult, workload: Workload, waits_s: Sequence[float]) -> SimResult:
     waited = {request.request_id: wait_s for request, wait_s in zip(workload.requests, waits_s, strict=True)}
     outcomes = [
         dataclasses.replace(outcome, arrival_s=outcome.arrival_s - waited[outcome.request_id])
@@ -153,19 +155,9 @@ def _waited(result: SimResult, workload: Workload, waits_s: Sequence[float]) -> 
     return dataclasses.replace(result, outcomes=outcomes)
 
 
-@lru_cache(maxsize=64)
-def _tau(set_name: str, arm_name: str) -> float:
-    arm = _ARMS[arm_name]
-    if arm.ltr.score is None:
-        return 0.0
-    rows = _read(set_name).rows if arm.states else scored_rows(set_name)
-    lengths = np.array([row.num_output_tokens for row in rows])
-    return 1.0 if arm.ltr.score == "oracle" else tau(-np.array([row.score for row in rows]), lengths)
-
-
 def _cases(size: Size) -> list[Case]:
     names = {MADE_UP: MADE_UP} if size is Size.SMALL else dict(SET_NAMES)
-    arms = (_FCFS, _TODAY, _FREE) if size is Size.SMALL else tuple(_ARMS)
+    arms = (FCFS, _TODAY, _FREE, _ONE_CORE) if size is Size.SMALL else tuple(_ARMS)
     return [
         Case(arm, partial(_run, arm, set_name, _NUM_REQUESTS[size]), name)
         for name, set_name in names.items()
@@ -178,18 +170,11 @@ def _findings(results: Results) -> list[str]:
 
 
 def _finding(results: Results, point: str) -> str:
-    arms = [arm for arm in results.arms() if arm != _FCFS]
-    gains = ", ".join(
-        f"{show(results.ratio('mean_normalized_ms', _FCFS, arm, point))} ({arm}, tau "
-        f"{results.estimate('tau', arm, point).mean:.2f})"
-        for arm in arms
-    )
-    beside = ", ".join(
-        f"{show(results.ratio('mean_normalized_ms', _TODAY, arm, point))} ({arm})" for arm in arms if arm != _TODAY
-    )
+    others = [arm for arm in results.arms() if arm not in (FCFS, _TODAY)]
+    beside = ", ".join(f"{show(results.ratio('mean_normalized_ms', _TODAY, arm, point))} ({arm})" for arm in others)
     return (
-        f"{point}: mean latency per output token is lower than first come, first served by {gains}; than with the "
-        f"trained predictor by {beside}."
+        f"{point}: mean latency per output token is lower than first come, first served by {gains(results, point)}; "
+        f"than with the trained predictor by {beside}."
     )
 
 
@@ -198,7 +183,7 @@ def _checks_of(name: str) -> list[Check]:
         faster(f"{name}: a free state lowers latency per token below today's", _FREE, _TODAY, name, 1.0, (Size.FULL,)),
         faster(f"{name}: and so do 16 cores", "ltr, state, 16 cores", _TODAY, name, 1.0, (Size.FULL,)),
         faster(f"{name}: and so do 4 cores", "ltr, state, 4 cores", _TODAY, name, 1.0, (Size.FULL,)),
-        faster(f"{name}: and so does one core", "ltr, state, 1 core", _TODAY, name, 1.0, (Size.FULL,)),
+        faster(f"{name}: and so does one core", _ONE_CORE, _TODAY, name, 1.0, (Size.FULL,)),
     ]
 
 
@@ -218,16 +203,10 @@ EXPERIMENT = Experiment(
         "charged as there. The small size has made-up prompts, and vectors for states."
     ),
     cases=_cases,
-    figures=(
-        Figure("tau", "tau", 2),
-        Figure("mean_normalized_ms", "latency/token, mean, ms", 1),
-        Figure("p99_normalized_ms", "p99, ms", 0),
-        Figure("mean_ttft_s", "TTFT mean, s", 2),
-        Figure("p99_ttft_s", "p99, s", 2),
-        Figure("makespan_s", "makespan, s", 1),
-    ),
+    figures=BURST_FIGURES,
     checks=(
-        faster("made up, small: >= 1.3x lower", _FREE, _FCFS, MADE_UP, 1.3, (Size.SMALL,)),
+        faster("made up, small: >= 1.3x lower", _FREE, FCFS, MADE_UP, 1.3, (Size.SMALL,)),
+        faster("made up, small: one core that reads holds up the queue", _FREE, _ONE_CORE, MADE_UP, 1.1, (Size.SMALL,)),
         *(check for name in SET_NAMES for check in _checks_of(name)),
     ),
     findings=_findings,

@@ -65,15 +65,24 @@ class LtrArm:
     is_charged: bool = False
 
 
-_FCFS, _TRAINED, _FAIR = "fcfs", "ltr, trained", "ltr, trained, starvation control"
+FCFS, _TRAINED, _FAIR = "fcfs", "ltr, trained", "ltr, trained, starvation control"
 _PROMPT, _ORACLE = "ltr, prompt length", "ltr, oracle"
 _ARMS: Mapping[str, LtrArm] = {
-    _FCFS: LtrArm(None),
+    FCFS: LtrArm(None),
     _PROMPT: LtrArm("prompt"),
     _TRAINED: LtrArm("trained", is_charged=True),
     _FAIR: LtrArm("trained", starvation=True, is_charged=True),
     _ORACLE: LtrArm("oracle"),
 }
+BURST_FIGURES = (
+    Figure("tau", "tau", 2),
+    Figure("mean_normalized_ms", "latency/token, mean, ms", 1),
+    Figure("p99_normalized_ms", "p99, ms", 0),
+    Figure("mean_ttft_s", "TTFT mean, s", 2),
+    Figure("p99_ttft_s", "p99, s", 2),
+    Figure("makespan_s", "makespan, s", 1),
+)
+"""Of experiments whose requests all come at once."""
 
 
 @lru_cache(maxsize=8)
@@ -121,15 +130,10 @@ def _score(row: ScoredLength, kind: str) -> float:
     return {"trained": row.score, "prompt": -row.num_prompt_tokens, "oracle": -row.num_output_tokens}[kind]
 
 
-def workload_of(set_name: str, times: Times, source: np.random.Generator, arm: LtrArm) -> Workload:
-    """Drawn with repeats. Only `trained` predicts a number of tokens for the scheduler: the others only rank."""
-    return workload_from(scored_rows(set_name), set_name, times, source, arm)
-
-
 def workload_from(
     rows: Sequence[ScoredLength], name: str, times: Times, source: np.random.Generator, arm: LtrArm
 ) -> Workload:
-    """As `workload_of`, of rows that come from elsewhere."""
+    """Drawn with repeats. Only `trained` predicts a number of tokens for the scheduler: the others only rank."""
     asked = max(row.num_output_tokens for row in rows)
     picks = source.choice(len(rows), len(times)).tolist()
     requests = [
@@ -159,7 +163,8 @@ def simulated(workload: Workload, arm: LtrArm) -> SimResult:
 def _saturation_a_s(set_name: str) -> float:
     """Requests that end a second while others of 2,000 wait, first come first served."""
     source = np.random.default_rng(1234)
-    result = simulated(workload_of(set_name, burst(2000), source, _ARMS[_FCFS]), _ARMS[_FCFS])
+    workload = workload_from(scored_rows(set_name), set_name, burst(2000), source, _ARMS[FCFS])
+    result = simulated(workload, _ARMS[FCFS])
     last_grant_s = max(outcome.granted_s for outcome in result.outcomes if outcome.granted_s is not None)
     ends_s = [outcome.ended_s for outcome in result.outcomes if outcome.ended_s is not None]
     return sum(ended_s <= last_grant_s for ended_s in ends_s) / last_grant_s
@@ -170,17 +175,15 @@ def _run(arm_name: str, set_name: str, load: str, num: int, seed: int) -> Mappin
     source = np.random.default_rng(seed)
     rate_a_s = _saturation_a_s(set_name) * _LOADS.get(load, 1.0)
     times = burst(num) if load == _BURST else poisson(rate_a_s, num, source)
-    workload = workload_of(set_name, times, source, arm)
-    result = simulated(workload, arm)
+    rows = scored_rows(set_name)
+    result = simulated(workload_from(rows, set_name, times, source, arm), arm)
     charged_s = prediction_s() if arm.is_charged else 0.0
     values = figures(result, prediction_s=charged_s, warmup=0.0 if load == _BURST else 0.1)
-    return values | {"rate_a_s": 0.0 if load == _BURST else rate_a_s, "tau": _tau(set_name, arm)}
+    return values | {"rate_a_s": 0.0 if load == _BURST else rate_a_s, "tau": tau_of(rows, arm)}
 
 
-@lru_cache(maxsize=32)
-def _tau(set_name: str, arm: LtrArm) -> float:
-    """Within the set, each prompt once; 0 for what does not rank."""
-    rows = scored_rows(set_name)
+def tau_of(rows: Sequence[ScoredLength], arm: LtrArm) -> float:
+    """Of what the arm orders by with the answers' lengths, each row once; 0 for what does not rank."""
     if arm.score is None:
         return 0.0
     scores = np.array([_score(row, arm.score) for row in rows])
@@ -191,12 +194,22 @@ def _cases(size: Size) -> list[Case]:
     arms: Sequence[str] = tuple(_ARMS)
     points = [(name, set_name, load) for name, set_name in SET_NAMES.items() for load in (_BURST, *_LOADS)]
     if size is Size.SMALL:
-        arms, points = (_FCFS, _PROMPT, _TRAINED), [(MADE_UP, MADE_UP, _BURST)]
+        arms, points = (FCFS, _PROMPT, _TRAINED), [(MADE_UP, MADE_UP, _BURST)]
     return [
         Case(arm, partial(_run, arm, set_name, load, _NUM_REQUESTS[size]), f"{name}, {load}", _LOADS.get(load))
         for name, set_name, load in points
         for arm in arms
     ]
+
+
+def gains(results: Results, point: str) -> str:
+    """By what times mean latency per output token is lower than first come, first served, in each of the other arms."""
+    return ", ".join(
+        f"{show(results.ratio('mean_normalized_ms', FCFS, arm, point))} ({arm}, tau "
+        f"{results.estimate('tau', arm, point).mean:.2f})"
+        for arm in results.arms()
+        if arm != FCFS
+    )
 
 
 def _findings(results: Results) -> list[str]:
@@ -205,18 +218,18 @@ def _findings(results: Results) -> list[str]:
 
 def _finding(results: Results, point: str) -> str:
     arms = results.arms()
-    gains = {arm: results.ratio("mean_normalized_ms", _FCFS, arm, point) for arm in arms if arm != _FCFS}
-    others = ", ".join(f"{show(gain)} ({arm})" for arm, gain in gains.items() if arm != _TRAINED)
+    ratios = {arm: results.ratio("mean_normalized_ms", FCFS, arm, point) for arm in arms if arm != FCFS}
+    others = ", ".join(f"{show(ratio)} ({arm})" for arm, ratio in ratios.items() if arm != _TRAINED)
     sentence = (
-        f"{point}: mean latency per output token is {show(gains[_TRAINED])} times lower than first come, first served "
+        f"{point}: mean latency per output token is {show(ratios[_TRAINED])} times lower than first come, first served "
         f"with the trained predictor (tau {results.estimate('tau', _TRAINED, point).mean:.2f}); {others}. With it p99 "
-        f"TTFT is {show(results.ratio('p99_ttft_s', _TRAINED, _FCFS, point))} times as long, the makespan "
-        f"{show(results.ratio('makespan_s', _TRAINED, _FCFS, point))} times."
+        f"TTFT is {show(results.ratio('p99_ttft_s', _TRAINED, FCFS, point))} times as long, the makespan "
+        f"{show(results.ratio('makespan_s', _TRAINED, FCFS, point))} times."
     )
     return sentence + starvation_finding(results, _FAIR, _TRAINED, point)
 
 
-def _gain(claim: str, point: str, at_least: float, base: str = _FCFS, size: Size = Size.FULL) -> Check:
+def _gain(claim: str, point: str, at_least: float, base: str = FCFS, size: Size = Size.FULL) -> Check:
     return faster(claim, _TRAINED, base, point, at_least, (size,))
 
 
@@ -228,7 +241,7 @@ def _checks_of(name: str) -> list[Check]:
         _gain(f"{name}, 1.05x saturation: >= 1.8x lower latency per token", at["1.05x"], 1.8),
         _gain(f"{name}, 1.2x saturation: >= 1.8x lower latency per token", at["1.2x"], 1.8),
         _gain(f"{name}, 1.2x: lower than by prompt length", at["1.2x"], 1.0, _PROMPT),
-        same_makespan(f"{name}: makespan of the burst within 5 %", _TRAINED, _FCFS, at[_BURST], (Size.FULL,)),
+        same_makespan(f"{name}: makespan of the burst within 5 %", _TRAINED, FCFS, at[_BURST], (Size.FULL,)),
         *starvation_checks(f"{name}: ", _FAIR, _TRAINED, at["1.2x"]),
     ]
 
@@ -247,7 +260,7 @@ EXPERIMENT = Experiment(
         "first served. Trained: five-fold, each prompt scored by a network that was trained on the other four fifths "
         "(one split for all seeds, so the intervals are of arrivals and draws alone). Tau is within the set, each "
         "prompt once. Each trained prediction is charged what `python -m benchmarks.predictors` measured "
-        "(results/predictors.json; p99 of one prompt alone, "
+        "(kept/predictors.json; p99 of one prompt alone, "
         f"{1000 * prediction_s():.2f} ms), each message to the scheduler 50 us; the other arms nothing. "
         "The longest wait is max(TTFT, worst gap). The small size has made-up prompts."
     ),

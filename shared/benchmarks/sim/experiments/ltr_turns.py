@@ -1,32 +1,38 @@
 """Shortest answer first in conversations, by the lengths of their earlier answers, against order of arrival."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.predictors.measure import ScoredLength
 from benchmarks.predictors.probes import network_held_out
-from benchmarks.predictors.turns import TracedTurn, linked, read_mooncake, turn_features
-from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
+from benchmarks.predictors.turns import TracedTurn, linked, turn_features
+from benchmarks.sim.experiment import Case, Check, Experiment, Results, Size
 from benchmarks.sim.experiments._size_based import faster, figures
-from benchmarks.sim.experiments.ltr_trained import LtrArm, prediction_s, simulated, workload_from
+from benchmarks.sim.experiments.ltr_trained import (
+    BURST_FIGURES,
+    FCFS,
+    LtrArm,
+    gains,
+    prediction_s,
+    simulated,
+    tau_of,
+    workload_from,
+)
 from benchmarks.sim.report import show
-from benchmarks.traces import traces_folder
+from benchmarks.traces import MOONCAKE, traces_folder
+from weir.sim.workloads.traces import read_trace
 from weir.sim.workloads.workload import burst
 from weir.training.ranking import RankingSettings
-from weir.training.samples import tau
 
-_MOONCAKE = "mooncake_conversation.jsonl.gz"
 _QUICK = RankingSettings(num_members=2, least_steps=100, num_epochs=5)
 _NUM_REQUESTS = {Size.SMALL: 800, Size.FULL: 2000}
 _NUM_FOLDS = 5
 
-_FCFS, _WITHOUT, _TURNS, _ORACLE = "fcfs", "ltr, prompt", "ltr, prompt and earlier answers", "ltr, oracle"
+_WITHOUT, _TURNS, _ORACLE = "ltr, prompt", "ltr, prompt and earlier answers", "ltr, oracle"
 _ARMS: Mapping[str, LtrArm] = {
-    _FCFS: LtrArm(None),
+    FCFS: LtrArm(None),
     _WITHOUT: LtrArm("trained", is_charged=True),
     _TURNS: LtrArm("trained", is_charged=True),
     _ORACLE: LtrArm("oracle"),
@@ -39,7 +45,7 @@ _LATER = "later turns"
 def _turns(point: str) -> Sequence[TracedTurn]:
     if point == _MADE_UP:
         return _made_up()
-    return linked(read_mooncake(traces_folder(_MOONCAKE) / _MOONCAKE))
+    return linked(read_trace(traces_folder(MOONCAKE) / MOONCAKE).requests)
 
 
 def _made_up() -> Sequence[TracedTurn]:
@@ -66,26 +72,16 @@ def _rows(point: str, has_answers: bool) -> Sequence[ScoredLength]:
 
 
 def _row(turn: TracedTurn, score: float) -> ScoredLength:
-    return ScoredLength(max(1, turn.num_new_tokens), max(1, turn.num_output_tokens), score, 0.0)
+    # these networks only rank: no length is predicted for the scheduler
+    return ScoredLength(max(1, turn.num_new_tokens), turn.num_output_tokens, score, predicted_output_tokens=0.0)
 
 
 def _run(arm_name: str, point: str, num: int, seed: int) -> Mapping[str, float]:
     arm, source = _ARMS[arm_name], np.random.default_rng(seed)
     rows = _rows(point, arm_name == _TURNS)
-    workload = workload_from(rows, point, burst(num), source, arm)
-    # these networks only rank: no length is predicted for the scheduler
-    requests = tuple(replace(request, predicted_output_tokens=0.0) for request in workload.requests)
     charged_s = prediction_s() if arm.is_charged else 0.0
-    result = simulated(replace(workload, requests=requests), arm)
-    return figures(result, prediction_s=charged_s, warmup=0.0) | {"tau": _tau(arm_name, rows)}
-
-
-def _tau(arm_name: str, rows: Sequence[ScoredLength]) -> float:
-    arm = _ARMS[arm_name]
-    if arm.score is None:
-        return 0.0
-    lengths: npt.NDArray[np.int64] = np.array([row.num_output_tokens for row in rows], np.int64)
-    return 1.0 if arm.score == "oracle" else tau(-np.array([row.score for row in rows]), lengths)
+    result = simulated(workload_from(rows, point, burst(num), source, arm), arm)
+    return figures(result, prediction_s=charged_s, warmup=0.0) | {"tau": tau_of(rows, arm)}
 
 
 def _cases(size: Size) -> list[Case]:
@@ -94,24 +90,17 @@ def _cases(size: Size) -> list[Case]:
 
 
 def _findings(results: Results) -> list[str]:
-    sentences = []
-    for point in results.points():
-        gains = ", ".join(
-            f"{show(results.ratio('mean_normalized_ms', _FCFS, arm, point))} ({arm}, tau "
-            f"{results.estimate('tau', arm, point).mean:.2f})"
-            for arm in results.arms()
-            if arm != _FCFS
-        )
-        sentences.append(
-            f"{point}: mean latency per output token is lower than first come, first served by {gains}. Earlier "
-            f"answers beside the prompt alone: {show(results.ratio('mean_normalized_ms', _WITHOUT, _TURNS, point))}."
-        )
-    return sentences
+    return [
+        f"{point}: mean latency per output token is lower than first come, first served by {gains(results, point)}. "
+        f"Earlier answers beside the prompt alone: "
+        f"{show(results.ratio('mean_normalized_ms', _WITHOUT, _TURNS, point))}."
+        for point in results.points()
+    ]
 
 
 def _checks(point: str, size: Size) -> list[Check]:
     return [
-        faster(f"{point}: earlier answers lower latency per token by 1.3x", _TURNS, _FCFS, point, 1.3, (size,)),
+        faster(f"{point}: earlier answers lower latency per token by 1.3x", _TURNS, FCFS, point, 1.3, (size,)),
         faster(f"{point}: and by 1.3x beside prompts alone", _TURNS, _WITHOUT, point, 1.3, (size,)),
     ]
 
@@ -131,15 +120,8 @@ EXPERIMENT = Experiment(
         "predictors have. Text, which the trace lacks, is in neither. Charged as in `ltr-trained`."
     ),
     cases=_cases,
-    figures=(
-        Figure("tau", "tau", 2),
-        Figure("mean_normalized_ms", "latency/token, mean, ms", 1),
-        Figure("p99_normalized_ms", "p99, ms", 0),
-        Figure("mean_ttft_s", "TTFT mean, s", 2),
-        Figure("p99_ttft_s", "p99, s", 2),
-        Figure("makespan_s", "makespan, s", 1),
-    ),
+    figures=BURST_FIGURES,
     checks=(*_checks(_MADE_UP, Size.SMALL), *_checks(_LATER, Size.FULL)),
     findings=_findings,
-    full_traces=(_MOONCAKE,),
+    full_traces=(MOONCAKE,),
 )

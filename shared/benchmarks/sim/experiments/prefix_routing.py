@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from benchmarks.sim.experiment import Case, Check, Experiment, Figure, Results, Size
 from benchmarks.sim.experiments._size_based import open_limits
 from benchmarks.sim.report import show
-from benchmarks.traces import traces_folder
+from benchmarks.traces import MOONCAKE, traces_folder
 from weir.core.cost import StepCost
 from weir.scheduling.limits import PlacingLimits, RouterName
 from weir.sim.profile import load_profile
@@ -18,7 +18,6 @@ from weir.sim.spec import SystemSpec
 from weir.sim.workloads.traces import read_trace
 from weir.sim.workloads.workload import Workload
 
-_TRACE = "mooncake_conversation.jsonl.gz"
 _NUM_REQUESTS = 12_031
 """The whole trace: conversations come back over the hour, so a stretch of it finds less in caches that begin empty."""
 _UNIT_TOKENS = 8
@@ -35,7 +34,7 @@ _POINT = "conversation"
 
 @lru_cache(maxsize=2)
 def _trace(seed: int) -> Workload:
-    return read_trace(traces_folder() / _TRACE, seed=seed)
+    return read_trace(traces_folder() / MOONCAKE, seed=seed)
 
 
 def _workload(num: int, seed: int) -> Workload:
@@ -144,5 +143,5 @@ EXPERIMENT = Experiment(
         ),
     ),
     findings=_findings,
-    traces=(_TRACE,),
+    traces=(MOONCAKE,),
 )

@@ -123,6 +123,10 @@ class FollowedPolicy:
         self._share = share
         return [decodes[index] for index in sorted(share.decodes)], share.num_prefill_tokens
 
+    def drop_split(self) -> None:
+        """The step is another than was split last: the budget learns nothing from it."""
+        self._share = None
+
     def stepped(self, duration_s: float) -> None:
         """The step that was split last ran."""
         if self.step_budget is not None and self._share is not None:

@@ -58,12 +58,11 @@ class StepPlanner:
             has_room = sequence.stalled_since_s is None and num_computed < len(sequence.block_table) * PAGE_TOKENS
             if has_room or self._try_grow(sequence, 1, draft):
                 decodes.append(sequence)
-        left_out: list[Sequence] = []
-        in_place_of_prompts: list[Sequence] = []
         if self._policy.step_budget is not None:
-            in_place_of_prompts = decodes[: max(0, num_tokens)]
+            runnable = decodes[: max(0, num_tokens)]
             num_tokens = min(num_tokens, len(decodes) + self._pace.num_tokens)
             decodes, num_prompt_tokens = self._policy.split(decodes, prompts, num_tokens, now_s)
+            left_out = [] if decodes else runnable
         else:
             decodes, left_out = self._leave_out(decodes, prompts)
             # Decodes are more than the budget only while it was lowered, and none of them stops for that.
@@ -76,12 +75,10 @@ class StepPlanner:
         num_chunks = len(draft.chunks)
         self._pace.planned(self._plan_prompts(prompts, num_prompt_tokens, draft) if prompts else 0)
         self._has_left_out = bool(left_out) and len(draft.chunks) > num_chunks
-        if not decodes and draft.stalled and len(draft.chunks) == num_chunks:
-            # A budget that puts prompts first would wait for ever: who decodes has the pages that they lack.
-            left_out = in_place_of_prompts
-        if left_out and not self._has_left_out:  # there was no page for the prompt
+        if left_out and not self._has_left_out:  # no page for the prompts: those who decode may have them all
             draft.chunks += [sequence.plan_decode() for sequence in left_out]
             draft.owners += left_out
+            self._policy.drop_split()
         return draft
 
     def _leave_out(self, decodes: list[Sequence], prompts: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:

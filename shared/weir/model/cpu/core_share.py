@@ -19,6 +19,11 @@ class CoreShare(Protocol):
         """It has ended."""
         ...
 
+    def take_mean_others(self) -> float:
+        """How many other workers of the machine computed meanwhile: the mean over the pieces of work since this was
+        last asked; 0 without one."""
+        ...
+
 
 class FixedShare:
     """Always the same number of threads."""
@@ -33,3 +38,7 @@ class FixedShare:
 
     def end(self) -> None:
         """Nothing was taken."""
+
+    def take_mean_others(self) -> float:
+        """0: it knows of none."""
+        return 0.0

@@ -287,7 +287,8 @@ def linear_share(
             return
         num_outputs = part[NUM_OUTPUTS]
         num_blocks = (num_outputs + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
-        first, last = share_start(num_blocks, chunk, num_chunks), share_start(num_blocks, chunk + 1, num_chunks)
+        first = share_start(num_blocks, chunk, num_chunks, num_rows)
+        last = share_start(num_blocks, chunk + 1, num_chunks, num_rows)
         weights = data[part[OFFSET] : part[OFFSET] + part[NUM_BYTES]]
         if num_outputs == out.shape[1]:
             linear_range(rows, weights, part[BITS], out, is_added, first, last)

@@ -97,6 +97,7 @@ class CpuRunner:
         """`times_ns` as for `CpuDecoder`. Raises ValueError for pages of another geometry."""
         self._config = config
         self._pages = page_numbers(config, pages)
+        self._share = share
         self._decoder = CpuDecoder(config, packed, share, times_ns)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -137,7 +138,12 @@ class CpuRunner:
                 found = token_logprobs(scan.logits[first:last], spec.next_token_ids, spec.num_top)
                 prompt_logprobs[slot] = prompt_logprobs.get(slot, ()) + found
                 first = last
-        return StepResult(token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return StepResult(
+            token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            mean_others=self._share.take_mean_others(),
+        )
 
 
 def page_numbers(config: ModelConfig, pages: npt.NDArray[np.uint8]) -> BrainFloats:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from weir.core.cache_dir import cache_dir
 from weir.core.file_lock import StillLocked, file_lock
 from weir.model.errors import ModelNotFound, PullError
 
@@ -57,9 +58,8 @@ CATALOG: Mapping[str, CatalogEntry] = {entry.name: entry for entry in (SMOLLM2_1
 
 
 def model_cache_dir() -> Path:
-    """`$WEIR_CACHE`, or `~/.cache/weir`."""
-    configured = os.environ.get("WEIR_CACHE")
-    return Path(configured) if configured else Path.home() / ".cache" / "weir"
+    """Where `models` and `packed` lie."""
+    return cache_dir()
 
 
 Stage = Literal["download", "extract", "verify"]

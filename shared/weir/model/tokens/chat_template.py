@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 import jinja2
@@ -33,28 +34,47 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._template = None if template is None else _compile(model_name, template)
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] = MappingProxyType({}),
+    ) -> str:
         """The prompt that asks for the assistant's next message; without `add_generation_prompt` only what was said.
-        `messages`: `{"role": …, "content": …}` each.
+        With `continue_final_message` it ends where the last message does, for the model to go on with it.
+        `messages`: `{"role": …, "content": …}` each. `variables`: further ones of the template.
 
         Raises:
-            InvalidRequest: no messages, the template refuses them, or the model has no template.
+            InvalidRequest: no messages, the template refuses them or leaves the last one out, a variable has a name
+                that is the template's own, or the model has no template.
         """
         if self._template is None:
             _refuse(f"model {self._model_name!r} has no chat template; send it a prompt instead")
         if not messages:
             _refuse("empty; at least one message is needed")
+        # None, and not undefined: templates ask `tools is not none`
+        own: dict[str, object] = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
+        own["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        own |= self._special_tokens
+        taken = sorted(own.keys() & variables.keys())
+        if taken:
+            raise InvalidRequest([FieldViolation("chat_template_kwargs", f"{taken[0]!r} is the template's own")])
         try:
-            # None, and not undefined: templates ask `tools is not none`
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
-            )
+            rendered = self._template.render(own | dict(variables))
         except _TEMPLATE_FAILURES as error:
             raise InvalidRequest([_violation(f"the model's chat template refuses them: {error}")]) from error
+        return _until_last_message(rendered, messages[-1]) if continue_final_message else rendered
+
+
+def _until_last_message(rendered: str, message: Mapping[str, str]) -> str:
+    """As transformers' `continue_final_message` finds it: templates may strip what they are given."""
+    content = message["content"].strip()
+    start = rendered.rfind(content)
+    if start < 0 or not content:
+        _refuse("the model's chat template shows nothing of the last one: it cannot go on")
+    return rendered[: start + len(content)]
 
 
 def load_chat_template(source: ModelSource) -> ChatTemplate:

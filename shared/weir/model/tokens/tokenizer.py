@@ -34,8 +34,7 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: "Tokenizer", skip_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._begun = b""
-        """Bytes of a character that is not complete."""
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strip_space = tokenizer.strips_leading_space
 
     def push(self, token_ids: Iterable[int]) -> str:
@@ -45,14 +44,12 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never completed. The next push starts a new text."""
         text = self._emit(b"", final=True)
+        self._utf8.reset()
         self._strip_space = self._tokenizer.strips_leading_space
         return text
 
     def _emit(self, data: bytes, final: bool) -> str:
-        if self._begun:
-            data = self._begun + data
-        text, num_decoded = codecs.utf_8_decode(data, "replace", final)
-        self._begun = data[num_decoded:]
+        text = self._utf8.decode(data, final)
         if self._strip_space and text:
             self._strip_space = False
             return text.removeprefix(" ")

@@ -55,7 +55,7 @@ def frame_of(tokenizer: Tokenizer, template: ChatTemplate) -> ChatFrame:
     suffix = _common([ids[len(prefix) :][::-1] for ids in rendered])[::-1]
     turns = [_rendered(tokenizer, template, _ASKED, probe, _ASKED) for probe in _PROBES]
     head, tail = _common(turns), _common([ids[::-1] for ids in turns])[::-1]
-    asked = rendered[_PROBES.index(_ASKED)][len(prefix) : len(rendered[0]) - len(suffix)]
+    asked = rendered[0][len(prefix) : len(rendered[0]) - len(suffix)]
     before = head[len(prefix) + len(asked) :]
     after = tail[: len(tail) - len(asked) - len(suffix)]
     is_whole = head == [*prefix, *asked, *before] and tail == [*after, *asked, *suffix]

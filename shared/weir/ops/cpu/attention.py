@@ -98,9 +98,10 @@ def score_block(
                     into,
                     _SCORE_STRIDE,
                 )
+                fetched, last_fetched = keys, last_keys
             elif seen > page * PAGE_TOKENS:
                 score_tile(rows, tile_queries, query_stride, keys, fetched, head_dim, into, _SCORE_STRIDE)
-            fetched, last_fetched = keys, last_keys
+                fetched = keys
 
 
 @kernel

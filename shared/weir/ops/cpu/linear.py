@@ -4,21 +4,25 @@
 the blocks gives the same bits.
 """
 
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.ops.cpu.linear_amx import LEAST_AMX_ROWS
 from weir.ops.cpu.linear_block import make_blocks, most_tile_rows
-from weir.ops.cpu.linear_many import PAIR
+from weir.ops.cpu.linear_many import LEAST_ROWS, PAIR, has_many
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix, WeightKind
 from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, row_bytes
-from weir.ops.simd.features import instruction_set
+from weir.ops.simd.features import InstructionSet, instruction_set
 from weir.ops.simd.jit import kernel, parallel_kernel
 
 _SPAN_BYTES = 128 << 10
 _TILE_ROWS = most_tile_rows(instruction_set())
+_HAS_PAIRS = has_many(instruction_set().vectors)
 _int4_blocks = make_blocks(WeightKind.INT4, instruction_set())
 _int8_blocks = make_blocks(WeightKind.INT8, instruction_set())
 
@@ -60,10 +64,29 @@ def linear_range(
                 _int8_blocks(count, blocks_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
 
 
+def linear_range_in(chosen: InstructionSet, least_amx_rows: int = LEAST_AMX_ROWS) -> Callable[..., None]:
+    """`linear_range` in another instruction set than this process', to measure it. With AMX, tiles are for
+    `least_amx_rows` and more."""
+    function: Any = linear_range
+    names = {
+        "_TILE_ROWS": most_tile_rows(chosen),
+        "_int4_blocks": make_blocks(WeightKind.INT4, chosen, least_amx_rows),
+        "_int8_blocks": make_blocks(WeightKind.INT8, chosen, least_amx_rows),
+    }
+    # A copy with other globals: a closure over intrinsics would be compiled anew at every start, also where it serves.
+    # And compiled without the cache on disk, whose key does not know what they emit.
+    copy = FunctionType(function.py_func.__code__, function.py_func.__globals__ | names)
+    compiled: Callable[..., None] = numba.njit(nogil=True, error_model="numpy", boundscheck=False)(copy)
+    return compiled
+
+
 @kernel
-def share_start(num_blocks: int, share: int, num_shares: int) -> int:
-    """The first block of a share, `num_blocks` for the one behind the last: no cut goes through a pair."""
-    return num_blocks if share == num_shares else num_blocks * share // num_shares // PAIR * PAIR
+def share_start(num_blocks: int, share: int, num_shares: int, num_rows: int) -> int:
+    """The first block of a share, `num_blocks` for the one behind the last. Where rows meet pairs of blocks, no cut
+    goes through one; elsewhere whole pairs would only make shares less even."""
+    unit = PAIR if _HAS_PAIRS and num_rows >= LEAST_ROWS else 1
+    num_units = (num_blocks + unit - 1) // unit
+    return min(num_blocks, num_units * share // num_shares * unit)
 
 
 @parallel_kernel
@@ -77,8 +100,10 @@ def _linear_threads(
     num_threads: int,
 ) -> None:
     num_blocks = (out.shape[1] + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
+    num_rows = out.shape[0]
     for thread in numba.prange(num_threads):
-        first, last = share_start(num_blocks, thread, num_threads), share_start(num_blocks, thread + 1, num_threads)
+        first = share_start(num_blocks, thread, num_threads, num_rows)
+        last = share_start(num_blocks, thread + 1, num_threads, num_rows)
         linear_range(rows, weights, bits, out, is_added, first, last)
 
 

@@ -21,7 +21,7 @@ from weir.ops.simd.loops import Values, emit_index, emit_loop
 
 
 def most_tile_rows(instruction_set: InstructionSet) -> int:
-    """Rows that one pass over a block takes."""
+    """Rows that one call of `make_blocks`' function takes at most."""
     if has_many(instruction_set.vectors):
         return MOST_ROWS
     return max(tile_shapes(kind, instruction_set)[0].num_rows for kind in WeightKind)
@@ -32,7 +32,8 @@ def make_blocks(
 ) -> Callable[..., Any]:
     """A function for kernels: `num_blocks` neighbouring blocks, then `BlockArguments` of the first, in order.
 
-    All are int64; 1 in `is_added` adds to what is there. With AMX, tiles are for `least_amx_rows` and more.
+    All are int64; there are at most `most_tile_rows` rows, and 1 in `is_added` adds to what is there. With AMX, tiles
+    are for `least_amx_rows` and more.
     """
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
@@ -70,32 +71,32 @@ def _emit_blocks(
     num_blocks: ir.Value,
     arguments: BlockArguments,
 ) -> None:
-    def emit_tiles(here: BlockArguments) -> None:
+    def emit_tiles() -> None:
         shapes = tile_shapes(kind, instruction_set)
         every = _BlockRange(emit_index(0), num_blocks, 1)
-        _emit_each(builder, kind, here, every, lambda block: _emit_tiles(builder, shapes, block))
+        _emit_each(builder, kind, arguments, every, lambda block: _emit_tiles(builder, shapes, block))
 
-    def emit_many(here: BlockArguments) -> None:
-        _emit_pairs(builder, kind, num_blocks, here, partial(many_function, builder.module, kind, instruction_set))
+    def emit_many() -> None:
+        _emit_pairs(builder, kind, num_blocks, arguments, partial(many_function, builder.module, kind, instruction_set))
 
     if has_many(instruction_set):
-        _emit_passes(builder, arguments, lambda here: _emit_by_rows(builder, here, LEAST_ROWS, emit_many, emit_tiles))
+        _emit_by_rows(builder, arguments, LEAST_ROWS, emit_many, emit_tiles)
     else:
-        emit_tiles(arguments)
+        emit_tiles()
 
 
 def _emit_blocks_amx(
     builder: ir.IRBuilder, kind: WeightKind, least_amx_rows: int, num_blocks: ir.Value, arguments: BlockArguments
 ) -> None:
-    def emit_amx(here: BlockArguments) -> None:
-        emit_configure_tiles(builder, here.num_rows)
-        _emit_pairs(builder, kind, num_blocks, here, partial(amx_function, builder.module, kind))
+    def emit_amx() -> None:
+        emit_configure_tiles(builder, arguments.num_rows)
+        _emit_pairs(builder, kind, num_blocks, arguments, partial(amx_function, builder.module, kind))
         emit_release(builder)
 
-    def emit_vectors(here: BlockArguments) -> None:
-        _emit_blocks(builder, kind, InstructionSet.AMX.vectors, num_blocks, here)
+    def emit_vectors() -> None:
+        _emit_blocks(builder, kind, InstructionSet.AMX.vectors, num_blocks, arguments)
 
-    _emit_passes(builder, arguments, lambda here: _emit_by_rows(builder, here, least_amx_rows, emit_amx, emit_vectors))
+    _emit_by_rows(builder, arguments, least_amx_rows, emit_amx, emit_vectors)
 
 
 def _emit_pairs(
@@ -145,32 +146,19 @@ def _emit_each(
     emit_loop(builder, blocks.first, blocks.last, blocks.step, [], body)
 
 
-def _emit_passes(builder: ir.IRBuilder, arguments: BlockArguments, emit: Callable[[BlockArguments], None]) -> None:
-    """`emit` for at most MOST_ROWS rows at a time."""
-    most = emit_index(MOST_ROWS)
-
-    def one_pass(first: ir.Value, _: Values) -> Values:
-        left = builder.sub(arguments.num_rows, first)
-        taken = builder.select(builder.icmp_unsigned("<", left, most), left, most)
-        emit(replace(_from_row(builder, arguments, first), num_rows=taken))
-        return []
-
-    emit_loop(builder, emit_index(0), arguments.num_rows, MOST_ROWS, [], one_pass)
-
-
 def _emit_by_rows(
     builder: ir.IRBuilder,
     arguments: BlockArguments,
     least: int,
-    emit_many: Callable[[BlockArguments], None],
-    emit_few: Callable[[BlockArguments], None],
+    emit_many: Callable[[], None],
+    emit_few: Callable[[], None],
 ) -> None:
     """`emit_many` for `least` rows or more."""
     with builder.if_else(builder.icmp_unsigned(">=", arguments.num_rows, emit_index(least))) as (many, few):
         with many:
-            emit_many(arguments)
+            emit_many()
         with few:
-            emit_few(arguments)
+            emit_few()
 
 
 def _emit_tiles(builder: ir.IRBuilder, shapes: list[TileShape], arguments: BlockArguments) -> None:

@@ -1,8 +1,9 @@
 """Whether AMX works here: on some virtual machines it is announced, and the first instruction fails.
 
 A process must ask Linux for the permission to use tiles, once for all its threads. Then a child process multiplies two
-small matrices by tiles. If it dies, hangs or is wrong, AMX is not used. What it found is kept beside the kernels until
-the machine starts again, for a virtual one may start on another host.
+small matrices by tiles. If it dies, hangs or is wrong, AMX is not used. What it found out about the processor is kept
+beside the kernels until the machine starts again, for a virtual one may start on another host. What may pass, such as a
+lack of memory or time, is not kept.
 """
 
 import ctypes
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import llvmlite
@@ -22,6 +24,8 @@ import xxhash
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from weir.core.cache_dir import cache_dir
+from weir.core.file_lock import StillLocked, file_lock
 from weir.ops.simd.amx import (
     TILE_ROW_BYTES,
     TILE_ROWS,
@@ -33,40 +37,68 @@ from weir.ops.simd.amx import (
     emit_store_tile,
     emit_zero,
 )
-from weir.ops.simd.cache_folder import kernels_folder
 
 _TIMEOUT_S = 20.0
+_LOCK_TIMEOUT_S = 30.0
+_WRONG_NUMBERS_CODE = 3
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 _NUM_INPUTS = 32
 _FEATURES = "+amx-tile,+amx-int8"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """`problem`: None if a product was right. `is_of_processor`: it would be found again."""
+
+    problem: str | None
+    is_of_processor: bool
+
+
 def find_problem() -> str | None:
     """Why tiles cannot be used; None where they can, from now on by all threads of this process.
 
-    The child runs where nothing was kept since the machine started: some tenths of a second.
+    The child runs where nothing was kept since the machine started: some tenths of a second. Of several processes one
+    runs it, and the others wait.
     """
     refusal = _refusal()
     if refusal is not None:
         return refusal
-    machine, path = _machine(), kernels_folder() / "amx.json"
+    path = cache_dir() / "kernels" / "amx.json"
+    try:
+        machine = _machine()
+        found = _try_read(path, machine)
+        if found is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with file_lock(path.with_name("amx.lock"), "trying AMX", timeout_s=_LOCK_TIMEOUT_S):
+                found = _try_read(path, machine) or _probe_and_keep(path, machine)
+    except (OSError, StillLocked):
+        # a folder that cannot be written has its own error, when kernels are compiled
+        found = probe()
+    return found.problem
+
+
+def _try_read(path: Path, machine: str) -> ProbeResult | None:
+    """What was kept on this machine."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text())
         if kept["machine"] == machine and isinstance(kept["problem"], str | None):
-            return kept["problem"]
-    problem = probe()
-    # a folder that cannot be written has its own error, when kernels are compiled
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps({"machine": machine, "problem": problem}))
-        unfinished.replace(path)
-    return problem
+            return ProbeResult(kept["problem"], is_of_processor=True)
+    return None
 
 
-def probe(timeout_s: float = _TIMEOUT_S) -> str | None:
-    """What went wrong with a product in a child process; None if nothing did."""
+def _probe_and_keep(path: Path, machine: str) -> ProbeResult:
+    found = probe()
+    if found.is_of_processor:
+        with suppress(OSError):
+            unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+            unfinished.write_text(json.dumps({"machine": machine, "problem": found.problem}))
+            unfinished.replace(path)
+    return found
+
+
+def probe(timeout_s: float = _TIMEOUT_S) -> ProbeResult:
+    """How a product in a child process went."""
     try:
         child = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -77,13 +109,17 @@ def probe(timeout_s: float = _TIMEOUT_S) -> str | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"a first product had no end within {timeout_s:g} s"
-    if child.returncode == 0:
-        return None
-    if child.returncode < 0:
-        return f"a first product was ended by signal {-child.returncode} ({signal.strsignal(-child.returncode)})"
-    lines = child.stderr.splitlines() or [f"exit code {child.returncode}"]
-    return f"a first product failed: {lines[-1]}"
+        return ProbeResult(f"a first product had no end within {timeout_s:g} s", is_of_processor=False)
+    except OSError as error:
+        return ProbeResult(f"a first product could not be tried: {error}", is_of_processor=False)
+    code = child.returncode
+    if code == 0:
+        return ProbeResult(None, is_of_processor=True)
+    if code < 0:
+        problem = f"a first product was ended by signal {-code} ({signal.strsignal(-code)})"
+        return ProbeResult(problem, is_of_processor=-code == signal.SIGILL)
+    lines = child.stderr.splitlines() or [f"exit code {code}"]
+    return ProbeResult(f"a first product failed: {lines[-1]}", is_of_processor=code == _WRONG_NUMBERS_CODE)
 
 
 def _refusal() -> str | None:
@@ -151,7 +187,8 @@ def _main() -> None:
     for num_rows in (TILE_ROWS, 5):
         expected[num_rows:] = 0
         if not np.array_equal(_multiply(rows, weights, num_rows), expected):
-            sys.exit("its numbers are wrong")
+            sys.stderr.write("its numbers are wrong\n")
+            sys.exit(_WRONG_NUMBERS_CODE)
 
 
 if __name__ == "__main__":

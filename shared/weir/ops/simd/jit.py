@@ -15,8 +15,8 @@ import numba
 import xxhash
 from numba.extending import intrinsic
 
+from weir.core.cache_dir import cache_dir
 from weir.core.file_lock import file_lock
-from weir.ops.simd.cache_folder import kernels_folder
 from weir.ops.simd.features import instruction_set
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +41,7 @@ def kernel_cache_directory() -> Path:
     digest = xxhash.xxh3_64(f"{numba.__version__} {llvmlite.__version__}".encode())
     for source in kernel_sources():
         digest.update(str(source.relative_to(_ROOMS)).encode() + b"\0" + source.read_bytes())
-    return kernels_folder() / f"{instruction_set()}-{digest.hexdigest()}"
+    return cache_dir() / "kernels" / f"{instruction_set()}-{digest.hexdigest()}"
 
 
 @contextmanager

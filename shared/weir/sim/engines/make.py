@@ -74,7 +74,9 @@ class EngineMaker:
 
     def _may_be_fast(self, pool: PoolSpec) -> bool:
         """As far as it depends on the pool, and there is no more than one lane."""
-        if not self.fast_forward or pool.target_step_ms > 0 or (pool.role != "local" and self.spec.link is None):
+        if not self.fast_forward or pool.target_step_ms > 0:
+            return False
+        if pool.role != "local" and (self.spec.link is None or self.spec.shares_cores):
             return False
         if pool.role == "prefill":
             return self.is_roomy

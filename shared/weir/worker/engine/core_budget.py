@@ -39,18 +39,33 @@ class CoreBudget:
             os.close(self._descriptor)
             raise
         self._marks[self._own] = 0
+        self._num_looks = self._num_others_seen = 0
 
     def begin(self) -> int:
         self._marks[self._own] = 1
-        return max(1, self.most // self._num_busy())
+        return max(1, self.most // self._look())
 
     def end(self) -> None:
+        self._look()
         self._marks[self._own] = 0
+
+    def take_mean_others(self) -> float:
+        """Of what was seen at the beginning and at the end of each piece of work."""
+        mean = self._num_others_seen / max(1, self._num_looks)
+        self._num_looks = self._num_others_seen = 0
+        return mean
 
     def close(self) -> None:
         """Gives the slot back."""
         self._marks.close()
         os.close(self._descriptor)
+
+    def _look(self) -> int:
+        """How many workers are busy, this one among them."""
+        num_busy = self._num_busy()
+        self._num_looks += 1
+        self._num_others_seen += num_busy - 1
+        return num_busy
 
     def _num_busy(self) -> int:
         marks = self._marks[::SLOT_BYTES]

@@ -13,6 +13,7 @@ _EVERY_S = 5.0
 _MAX_STEPS = 4096
 METRIC_PREFIX = "step_cost_"
 MEAN_PREFIX = "step_cost_mean_"
+CONTENTION = "step_cost_contention"
 
 
 class CostMeter:
@@ -30,7 +31,7 @@ class CostMeter:
     def on_report(self, report: EngineReport) -> None:
         timing = report.timing
         if timing is not None and timing.duration_s > 0:
-            self._newest.append(CostSample(*timing.load, duration_ms=timing.duration_s * 1e3))
+            self._newest.append(CostSample(*timing.load, timing.duration_s * 1e3, timing.mean_others))
             self._num_new += 1
 
     def cost(self) -> StepCost | None:
@@ -51,4 +52,5 @@ class CostMeter:
             prefix + entry.name: getattr(cost, entry.name) for prefix, cost in costs for entry in fields(cost)
         }
         quality = {"steps": fit.num_samples, "r2": fit.r2, "error_p05": fit.error_p05, "error_p95": fit.error_p95}
-        return coefficients | {METRIC_PREFIX + name: float(value) for name, value in quality.items()}
+        measured = {METRIC_PREFIX + name: float(value) for name, value in quality.items()}
+        return coefficients | measured | {CONTENTION: fit.contention}

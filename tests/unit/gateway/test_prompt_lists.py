@@ -1,0 +1,152 @@
+"""A list of prompts is one piece of work: all are queued at once, and each has the answer it would have alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import openai
+import pytest
+from tests.unit.gateway.fake_model import ids_of
+from tests.unit.gateway.world import World
+
+from weir.bus.messages import RefusalReason, SubmitReply
+
+ANSWER = "hé"  # é is two bytes, so two tokens
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[openai.AsyncOpenAI]:
+    world.pair.answer = ids_of(ANSWER)
+    async with openai.AsyncOpenAI(base_url=f"{world.http_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    world.pair.answer = ids_of(ANSWER)
+    async with httpx.AsyncClient(base_url=world.http_url) as client:
+        yield client
+
+
+async def test_each_prompt_has_n_answers_in_order(world: World, client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="bytes", prompt=["one", "three", "x"], n=2)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(index, ANSWER) for index in range(6)]
+    starts = [world.pair.starts[submit.request_id] for submit in world.scheduler.submits]
+    assert [bytes(start.prompt_token_ids).decode() for start in starts] == ["one", "one", "three", "three", "x", "x"]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3 + 5 + 1, 6 * 3)
+    await world.until_idle()
+
+
+async def test_lists_of_token_ids_are_prompts_too(world: World, client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="bytes", prompt=[[65, 66], [67]])
+    assert len(answer.choices) == 2
+    assert sorted(bytes(start.prompt_token_ids) for start in world.pair.starts.values()) == [b"AB", b"C"]
+
+
+async def test_all_are_in_the_queue_before_one_is_granted(world: World, http: httpx.AsyncClient) -> None:
+    world.scheduler.grants_at_once = False
+    asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": ["one", "two", "three"]}))
+    await world.until(lambda: len(world.scheduler.submits) == 3, "all are submitted")
+    assert not world.pair.starts
+    for submit in list(world.scheduler.submits):
+        await world.scheduler.grant(submit)
+    assert [choice["text"] for choice in (await asking).json()["choices"]] == [ANSWER] * 3
+
+
+async def test_a_stream_says_whose_each_piece_is(world: World, client: openai.AsyncOpenAI) -> None:
+    texts = {0: "", 1: ""}
+    reasons = {}
+    async for chunk in await client.completions.create(model="bytes", prompt=["one", "two"], stream=True):
+        [choice] = chunk.choices
+        texts[choice.index] += choice.text
+        reasons[choice.index] = choice.finish_reason
+    assert texts == {0: ANSWER, 1: ANSWER}
+    assert reasons == {0: "stop", 1: "stop"}
+
+
+async def test_what_refuses_one_refuses_all(world: World, http: httpx.AsyncClient) -> None:
+    world.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUEUE_FULL, "lane standard is full", 2100)
+    refused = await http.post("/v1/completions", json={"prompt": ["one", "two"]})
+    assert refused.status_code == 429
+    await world.until_idle()
+
+
+async def test_a_client_that_leaves_cancels_them_all(world: World, http: httpx.AsyncClient) -> None:
+    world.pair.stops_after = 1
+    asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": ["one", "two"]}))
+    await world.until(lambda: len(world.pair.starts) == 2, "both run")
+    asking.cancel()
+    await world.until(lambda: len({cancel.request_id for cancel in world.decode.named("cancel")}) == 2, "cancelled")
+    await world.until_idle()
+
+
+async def test_a_key_is_for_one_prompt(http: httpx.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "k"}
+    refused = await http.post("/v1/completions", json={"prompt": ["one", "two"]}, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert "has 2 prompts; with Idempotency-Key there is one answer" in refused.json()["error"]["message"]
+
+
+async def test_the_room_of_a_list_is_that_of_all_its_answers(world: World, http: httpx.AsyncClient) -> None:
+    max_requests = world.gateway.processor._driver._settings.max_requests
+    assert max_requests < 256 * 16
+    refused = await http.post("/v1/completions", json={"prompt": ["x"] * 256, "n": 16})
+    assert refused.status_code == 429
+    assert world.metric("accepted_total") == 0
+
+
+async def test_log_probabilities_of_prompts_are_bounded_over_the_whole_list(http: httpx.AsyncClient) -> None:
+    body = {"prompt": ["x" * 400] * 8, "prompt_logprobs": 20}
+    refused = await http.post("/v1/completions", json=body)
+    assert refused.json()["error"]["param"] == "prompt_logprobs"
+    assert "3200 tokens of prompt times 1 + 20 are 67200, at most 65536" in refused.json()["error"]["message"]
+
+
+async def test_an_echo_begins_with_the_prompt_as_it_was_sent(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="bytes", prompt=["abc", "d"], echo=True)
+    assert [choice.text for choice in answer.choices] == ["abc" + ANSWER, "d" + ANSWER]
+    of_ids = await client.completions.create(model="bytes", prompt=[97, 98], echo=True)
+    assert of_ids.choices[0].text == "ab" + ANSWER
+
+
+async def test_an_echo_has_the_log_probabilities_of_its_prompt(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="bytes", prompt=["abc", "de"], n=2, echo=True, logprobs=1)
+    for choice, prompt in zip(answer.choices, ("abc", "abc", "de", "de"), strict=True):
+        found = choice.logprobs
+        assert found is not None
+        assert found.tokens == [*prompt, "h", "\ufffd", "\ufffd"]
+        expected = [None, *(-token_id / 64 for token_id in ids_of(prompt[1:] + ANSWER))]
+        assert found.token_logprobs == expected
+        assert found.text_offset == list(range(len(prompt) + 3))
+        assert (found.top_logprobs or [])[:2] == [None, {"\x00": 0.0, prompt[1]: expected[1]}]
+    assert "prompt_logprobs" not in answer.choices[0].model_dump()
+
+
+async def test_an_echo_alone_is_the_prompt_and_no_output(client: openai.AsyncOpenAI) -> None:
+    """As evaluations ask for the likelihood of a text."""
+    answer = await client.completions.create(model="bytes", prompt="abc", echo=True, logprobs=0, max_tokens=0)
+    [choice] = answer.choices
+    assert (choice.text, choice.finish_reason) == ("abc", "length")
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == ["a", "b", "c"]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 0)
+
+
+async def test_an_echo_is_streamed_before_the_output(client: openai.AsyncOpenAI) -> None:
+    stream = await client.completions.create(model="bytes", prompt="abc", echo=True, stream=True)
+    texts = [chunk.choices[0].text for chunk in [chunk async for chunk in stream]]
+    assert texts[0] == "abc"
+    assert "".join(texts) == "abc" + ANSWER
+
+
+async def test_token_ids_come_in_vllms_form(http: httpx.AsyncClient) -> None:
+    body = {"prompt": ["ab", "c"], "return_token_ids": True}
+    answer = (await http.post("/v1/completions", json=body)).json()
+    assert [choice["token_ids"] for choice in answer["choices"]] == [ids_of(ANSWER)] * 2
+    assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [ids_of("ab"), ids_of("c")]
+    chat = {"messages": [{"role": "user", "content": "x"}], "return_token_ids": True}
+    answer = (await http.post("/v1/chat/completions", json=chat)).json()
+    assert answer["prompt_token_ids"] == ids_of("user: x\n")
+    assert answer["choices"][0]["token_ids"] == ids_of(ANSWER)
