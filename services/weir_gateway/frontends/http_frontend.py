@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, WeirError
+from weir.core.sampling import SamplingParams
 from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
@@ -23,6 +24,7 @@ from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
+from weir_gateway.frontends.json_parts import dump_in_parts
 from weir_gateway.frontends.openai_render import (
     AnswerRenderer,
     error_body,
@@ -46,6 +48,8 @@ from weir_gateway.requests.output import OutputDelta, joined
 logger = logging.getLogger(__name__)
 
 _MAX_SHOWN_CHARS = 200
+_MAX_INLINE_ENTRIES = 1024
+"""Log-probabilities of an answer that is rendered in the event loop: more of them in a thread."""
 
 _Handler = Callable[[Request, Caller], Awaitable[Response]]
 
@@ -141,7 +145,7 @@ class HttpFrontend:
                 if client_request.is_stream:
                     first = await self._try_first_delta(opened)
                 else:
-                    response: Response = JSONResponse(await _whole_answer(opened, renderer))
+                    response: Response = await _whole_answer(opened, renderer)
         except BaseException:
             opened.leave()
             raise
@@ -197,7 +201,7 @@ class HttpFrontend:
         return InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
 
 
-async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[str, Any]:
+async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> Response:
     deltas: list[list[OutputDelta]] = [[] for _ in opened.states]
     while True:
         delta = await opened.next_delta()
@@ -205,7 +209,18 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[s
         if delta.is_last:
             break
     opened.leave()
-    return renderer.whole([joined(choice) for choice in deltas])
+
+    def render() -> bytes:
+        return dump_in_parts(renderer.whole([joined(choice) for choice in deltas])).encode()
+
+    num_entries = sum(len(delta.logprobs) + len(delta.prompt_logprobs) for choice in deltas for delta in choice)
+    is_short = num_entries * (1 + _num_top(opened.checked.sampling)) <= _MAX_INLINE_ENTRIES
+    content = render() if is_short else await asyncio.to_thread(render)
+    return Response(content, media_type="application/json")
+
+
+def _num_top(sampling: SamplingParams) -> int:
+    return max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
 
 
 def _plain_error(message: str, kind: str) -> dict[str, Any]:
