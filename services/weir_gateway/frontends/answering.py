@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from weir.core.errors import FieldViolation, InternalError, InvalidRequest, WeirError
 from weir.core.trace_context import extract
@@ -19,7 +19,6 @@ from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
 from weir_gateway.frontends.http_keys import with_key
 from weir_gateway.frontends.http_server import HttpSettings
-from weir_gateway.frontends.openai_render import Json
 from weir_gateway.frontends.openai_schema import HTTP_NAMES
 from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, UnknownFields, ignored_header
 from weir_gateway.input_processor import InputProcessor
@@ -33,8 +32,8 @@ ReportDefect = Callable[[str, Exception, Mapping[str, str]], InternalError]
 class AnswerForm(Protocol):
     """One answer as the clients of one API read it. It has one choice."""
 
-    async def whole(self, output: OutputDelta) -> Json:
-        """The answer that is not streamed. `output` is complete."""
+    async def whole(self, output: OutputDelta) -> bytes:
+        """The answer that is not streamed, JSON. `output` is complete."""
         ...
 
     def opening(self) -> bytes:
@@ -82,7 +81,8 @@ class Answering:
                 if asked.is_stream:
                     first = await self._try_first_delta(opened)
                 else:
-                    response: Response = JSONResponse(await form.whole(await _whole_output(opened)))
+                    content = await form.whole(await _whole_output(opened))
+                    response = Response(content, media_type="application/json")
         except BaseException:
             opened.leave()
             raise

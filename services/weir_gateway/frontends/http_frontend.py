@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -12,6 +11,7 @@ from starlette.routing import Route
 
 from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, WeirError
+from weir.core.sampling import SamplingParams
 from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir_gateway.access import Caller
@@ -26,6 +26,7 @@ from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
+from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
 from weir_gateway.frontends.openai_render import AnswerRenderer, error_body
 from weir_gateway.frontends.openai_schema import (
     AskedAnswer,
@@ -154,7 +155,7 @@ class HttpFrontend:
                 if client_request.is_stream:
                     first = await self._try_first_delta(opened)
                 else:
-                    response: Response = JSONResponse(await _whole_answer(opened, renderer))
+                    response: Response = await _whole_answer(opened, renderer)
         except BaseException:
             opened.leave()
             raise
@@ -210,7 +211,7 @@ class HttpFrontend:
         return InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
 
 
-async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[str, Any]:
+async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> Response:
     deltas: list[list[OutputDelta]] = [[] for _ in opened.states]
     while True:
         delta = await opened.next_delta()
@@ -218,7 +219,18 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> dict[s
         if delta.is_last:
             break
     opened.leave()
-    return renderer.whole([joined(choice) for choice in deltas])
+
+    def render() -> bytes:
+        return dump_in_parts(renderer.whole([joined(choice) for choice in deltas])).encode()
+
+    num_entries = sum(len(delta.logprobs) + len(delta.prompt_logprobs) for choice in deltas for delta in choice)
+    is_short = num_entries * (1 + _num_top(opened.checked.sampling)) <= MAX_INLINE_ENTRIES
+    content = render() if is_short else await asyncio.to_thread(render)
+    return Response(content, media_type="application/json")
+
+
+def _num_top(sampling: SamplingParams) -> int:
+    return max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
 
 
 def _open(answer: Callable[[], Response]) -> Endpoint:

@@ -1,8 +1,8 @@
 """Server-sent events of an answer."""
 
-import json
 from json.encoder import encode_basestring
 
+from weir_gateway.frontends.json_parts import dump
 from weir_gateway.frontends.openai_render import AnswerRenderer, Json
 from weir_gateway.requests.output import OutputDelta
 
@@ -13,7 +13,7 @@ _PLACE = "\ufdd0"  # a noncharacter: no name of a model has it, and where it is 
 
 def event(data: Json, event_id: str = "") -> bytes:
     """One event."""
-    return _head(event_id) + b"data: " + _dump(data).encode() + b"\n\n"
+    return _head(event_id) + b"data: " + dump(data).encode() + b"\n\n"
 
 
 class ChunkEvents:
@@ -37,13 +37,9 @@ class ChunkEvents:
 
     def _split(self, choice: int) -> tuple[str, str]:
         chunk = self._renderer.chunk(OutputDelta(0, text=_PLACE, choice=choice), 0)
-        before, _, after = _dump(chunk).partition(_dump(_PLACE))
+        before, _, after = dump(chunk).partition(dump(_PLACE))
         return f"data: {before}", f"{after}\n\n"
 
 
 def _head(event_id: str) -> bytes:
     return f"id: {event_id}\n".encode() if event_id else b""
-
-
-def _dump(data: object) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))

@@ -1,6 +1,5 @@
 """The bodies of vLLM's `/tokenize` and `/detokenize`, read as strictly as those of requests, and their answers."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir_gateway.frontends.json_parts import dump, dump_array
 from weir_gateway.frontends.openai_fields import IGNORED
 from weir_gateway.frontends.openai_schema import HTTP_NAMES, Message, conversation_of, token_ids_of
 from weir_gateway.frontends.unknown_fields import KnownFields, check_undeclared
@@ -16,7 +16,6 @@ from weir_gateway.requests.models import ServedModel
 from weir_gateway.tokenization import DetokenizeRequest, TokenizeRequest
 
 DETOKENIZE_NAMES: FieldNames = {**HTTP_NAMES, "token_ids": "tokens"}
-_NUM_AT_ONCE = 4096
 
 
 class TokenizeBody(BaseModel):
@@ -87,14 +86,14 @@ def tokenize_answer(model: ServedModel, token_ids: Sequence[int], *, with_string
     """JSON. To be called in a thread where there are many: it lets others run between parts."""
     strings = "null"
     if with_strings:
-        strings = _json_array([model.tokenizer.token_spelling(token_id) for token_id in token_ids])
+        strings = dump_array([model.tokenizer.token_spelling(token_id) for token_id in token_ids])
     head = f'{{"count":{len(token_ids)},"max_model_len":{model.max_context_tokens}'
-    return f'{head},"tokens":{_json_array(token_ids)},"token_strs":{strings}}}'.encode()
+    return f'{head},"tokens":{dump_array(token_ids)},"token_strs":{strings}}}'.encode()
 
 
 def detokenize_answer(text: str) -> bytes:
     """JSON."""
-    return json.dumps({"prompt": text}, ensure_ascii=False).encode()
+    return dump({"prompt": text}).encode()
 
 
 def _prompt_of(body: TokenizeBody, violations: list[FieldViolation]) -> Text | Conversation:
@@ -110,9 +109,3 @@ def _prompt_of(body: TokenizeBody, violations: list[FieldViolation]) -> Text | C
     problem = "is missing; give it, or messages" if body.prompt is None else "must be one text"
     violations.append(FieldViolation("prompt", problem))
     return Text("")
-
-
-def _json_array(values: Sequence[int] | Sequence[str]) -> str:
-    """Part by part: the encoder holds the interpreter until it is done with what it is given."""
-    parts = (values[first : first + _NUM_AT_ONCE] for first in range(0, len(values), _NUM_AT_ONCE))
-    return f"[{','.join(json.dumps(part, ensure_ascii=False, separators=(',', ':'))[1:-1] for part in parts)}]"

@@ -1,9 +1,9 @@
 """Server-sent events that name their type, as OpenAI's Responses API and Anthropic's have them."""
 
-import json
 from collections.abc import Sequence
 from json.encoder import encode_basestring
 
+from weir_gateway.frontends.json_parts import dump, dump_in_parts
 from weir_gateway.frontends.openai_render import Json
 
 _TEXT_PLACE, _NUMBER_PLACE = "\ufdd0", "\ufdd1"  # noncharacters, which are in nobody's names
@@ -11,11 +11,12 @@ _TEXT_PLACE, _NUMBER_PLACE = "\ufdd0", "\ufdd1"  # noncharacters, which are in n
 
 def typed_event(data: Json) -> bytes:
     """The event's name is the `type` of `data`."""
-    return _render(data).encode()
+    return _render(data["type"], dump(data)).encode()
 
 
 def typed_events(events: Sequence[Json]) -> bytes:
-    return b"".join(map(typed_event, events))
+    """In parts: to be called in a thread where there is much of it."""
+    return "".join(_render(data["type"], dump_in_parts(data)) for data in events).encode()
 
 
 class TextEvents:
@@ -23,8 +24,8 @@ class TextEvents:
 
     def __init__(self, example: Json) -> None:
         """`example` has `TextEvents.TEXT` where the text goes, and perhaps after `TextEvents.NUMBER` for the number."""
-        head, _, self._tail = _render(example).partition(json.dumps(self.TEXT, ensure_ascii=False))
-        self._head, _, self._middle = head.partition(json.dumps(self.NUMBER, ensure_ascii=False))
+        head, _, self._tail = _render(example["type"], dump(example)).partition(dump(self.TEXT))
+        self._head, _, self._middle = head.partition(dump(self.NUMBER))
         self._has_number = self._head != head
 
     TEXT = _TEXT_PLACE
@@ -35,5 +36,5 @@ class TextEvents:
         return f"{self._head}{shown}{self._middle}{encode_basestring(text)}{self._tail}".encode()
 
 
-def _render(data: Json) -> str:
-    return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+def _render(name: str, data: str) -> str:
+    return f"event: {name}\ndata: {data}\n\n"

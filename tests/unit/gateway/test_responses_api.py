@@ -1,7 +1,7 @@
 """`/v1/responses` with the official client."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import httpx
@@ -16,6 +16,7 @@ from weir.bus.configuration import AccessRules, TenantAccess
 from weir.bus.messages import RefusalReason
 from weir.core.credentials import key_digest
 from weir_gateway.frontends.event_stream import StreamSettings
+from weir_gateway.frontends.responses import handlers
 
 LIFE = (
     "response.created",
@@ -102,6 +103,30 @@ async def test_log_probabilities_come_with_deltas_and_with_the_whole(world: Worl
     assert [entry.token for entry in of_deltas] == ["h", "e"]
     assert [entry.to_dict() for entry in of_deltas] == [entry.to_dict() for entry in done.logprobs]
     assert all(len(entry.top_logprobs or []) == 1 for entry in of_deltas)
+
+
+@pytest.mark.parametrize("num_top", [0, 20])
+async def test_many_log_probabilities_are_rendered_as_few_are(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, num_top: int
+) -> None:
+    """In threads, and one by one."""
+    body = {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": num_top, "seed": 1}
+    in_threads: list[object] = []
+
+    async def to_thread(render: Callable[[], object]) -> object:
+        in_threads.append(render)
+        return render()
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    found = []
+    for max_inline in (10**6, 10 * (1 + num_top)):  # of an answer of eleven tokens
+        monkeypatch.setattr(handlers, "MAX_INLINE_ENTRIES", max_inline)
+        whole = (await http.post("/v1/responses", json=body)).json()
+        events = (await http.post("/v1/responses", json={**body, "stream": True})).text
+        found.append((whole["output"][0]["content"], events.count('"logprob"')))
+        assert bool(in_threads) is (max_inline < 10**6)
+    assert found[0] == found[1]
+    assert len(found[0][0][0]["logprobs"]) == len("hello world")
 
 
 async def test_a_request_goes_on_from_a_kept_response(world: World, client: openai.AsyncOpenAI) -> None:

@@ -13,7 +13,7 @@ from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBod
 from weir_gateway.frontends.error_forms import ANTHROPIC_ID_HEADER
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
-from weir_gateway.frontends.openai_render import Json
+from weir_gateway.frontends.json_parts import dump
 from weir_gateway.frontends.openai_schema import parse_body
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.output import OutputDelta
@@ -56,9 +56,9 @@ class _Answer:
         self._texts = self._renderer.texts()
         self._finish_reason: FinishReason | None = None
 
-    async def whole(self, output: OutputDelta) -> Json:
+    async def whole(self, output: OutputDelta) -> bytes:
         self._finish_reason = output.finish_reason
-        return self._renderer.whole(output.text, self._end(), self._usage())
+        return dump(self._renderer.whole(output.text, self._end(), self._usage())).encode()
 
     def opening(self) -> bytes:
         return self._renderer.opening(MessageUsage(self._opened.num_prompt_tokens, self._opened.num_cached_tokens))

@@ -1,7 +1,10 @@
 """`/v1/responses`: create, retrieve and delete."""
 
+import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,6 +16,7 @@ from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
+from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
 from weir_gateway.frontends.openai_render import Json, LogprobsRenderer
 from weir_gateway.frontends.openai_schema import parse_body
 from weir_gateway.frontends.responses.render import ResponseEvents, ResponseHead, ResponseState, TokenCounts, kept
@@ -24,6 +28,7 @@ from weir_gateway.requests.output import OutputDelta
 _JSON = "application/json"
 _PREVIOUS = "previous_response_id"
 _MAX_SHOWN_CHARS = 80
+_RenderedT = TypeVar("_RenderedT")
 
 
 class ResponsesApi:
@@ -115,11 +120,14 @@ class _Answer:
         self._texts: list[str] = []
         self._entries: list[Json] = []
         """Of log-probabilities, one a token."""
+        self._num_entries = 0
+        """All that there will be; once the answer is complete."""
         self._finish_reason: FinishReason | None = None
 
-    async def whole(self, output: OutputDelta) -> Json:
-        self._take(output)
-        return self._head.response(await self._end())
+    async def whole(self, output: OutputDelta) -> bytes:
+        self._num_entries = len(output.logprobs)
+        await self._rendered(partial(self._take, output))
+        return await self._rendered(partial(self._json, await self._end()))
 
     def opening(self) -> bytes:
         return self._events.opening(is_kept=self._store is not None)
@@ -129,7 +137,8 @@ class _Answer:
         return self._events.delta(delta.text, entries) if delta.text or entries else b""
 
     async def closing(self) -> bytes:
-        return self._events.closing(await self._end())
+        self._num_entries = len(self._entries)
+        return await self._rendered(partial(self._events.closing, await self._end()))
 
     def failure(self, error: WeirError) -> bytes:
         return self._events.failure(error)
@@ -153,8 +162,18 @@ class _Answer:
             return state
         as_kept = kept(state)
         turns: tuple[Turn, ...] = (*self._turns, ("assistant", state.text))
-        is_kept = await self._store.try_keep(self._tenant, self._head.response(as_kept), turns)
+        content = await self._rendered(partial(self._json, as_kept))
+        is_kept = await self._store.try_keep(self._tenant, self._head.response_id, content, turns)
         return as_kept if is_kept else state
+
+    def _json(self, state: ResponseState) -> bytes:
+        return dump_in_parts(self._head.response(state)).encode()
+
+    async def _rendered(self, render: Callable[[], _RenderedT]) -> _RenderedT:
+        """In a thread where it is long."""
+        num_top = self._head.asked.body.top_logprobs or 0
+        is_short = self._num_entries * (1 + num_top) <= MAX_INLINE_ENTRIES
+        return render() if is_short else await asyncio.to_thread(render)
 
 
 def _not_found(field: str, response_id: str) -> NotFound:

@@ -18,7 +18,7 @@ from weir.bus.responses import (
 )
 from weir.bus.subjects import Subjects
 from weir.core.errors import Unavailable
-from weir_gateway.frontends.openai_render import Json
+from weir_gateway.frontends.json_parts import dump
 from weir_gateway.frontends.responses.schema import Turn
 
 logger = logging.getLogger(__name__)
@@ -57,19 +57,19 @@ class ResponseStore:
             logger.warning("what is kept of %s cannot be read: %s", response_id, error)
             return None
 
-    async def try_keep(self, tenant: str, response: Json, turns: tuple[Turn, ...]) -> bool:
-        """`turns`: the conversation up to and with the answer. False: it is too large, or the bus is away."""
-        key = _try_find_key(response["id"])
-        packed = _dump(response), _dump(turns)
-        if key is None or sum(map(len, packed)) > MAX_RESPONSE_BYTES:
+    async def try_keep(self, tenant: str, response_id: str, response: bytes, turns: tuple[Turn, ...]) -> bool:
+        """`response`: JSON; `turns`: the conversation up to and with the answer. False: it is too large, or the bus is
+        away."""
+        key, packed_turns = _try_find_key(response_id), dump(turns).encode()
+        if key is None or len(response) + len(packed_turns) > MAX_RESPONSE_BYTES:
             self._counts["too_large"] += 1
             return False
         try:
             async with asyncio.timeout(self._timeout_s):
-                await (await self._bucket(tenant)).put(key, encode(ResponseRecord(*packed)))
+                await (await self._bucket(tenant)).put(key, encode(ResponseRecord(response, packed_turns)))
         except (BusError, TimeoutError) as error:
             self._counts["lost"] += 1
-            logger.warning("the answer %s is not kept: %s", response["id"], error)
+            logger.warning("the answer %s is not kept: %s", response_id, error)
             return False
         self._counts["kept"] += 1
         return True
@@ -122,10 +122,6 @@ def _try_find_key(response_id: str) -> str | None:
     """Nothing else of what a client sends becomes a key of a bucket."""
     match = _RESPONSE_ID.fullmatch(response_id)
     return None if match is None else match[1]
-
-
-def _dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _unavailable(error: BusError | TimeoutError) -> Unavailable:
