@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+import weir
 from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, WeirError
 from weir.core.sampling import SamplingParams
@@ -36,6 +37,8 @@ from weir_gateway.frontends.openai_schema import (
     completion_request,
     parse_body,
 )
+from weir_gateway.frontends.openapi.document import openapi_document
+from weir_gateway.frontends.openapi.page import CONTENT_SECURITY_POLICY, openapi_page
 from weir_gateway.frontends.responses.handlers import ResponsesApi
 from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event
@@ -93,6 +96,10 @@ class HttpFrontend:
         # For probes, which have no key, and nothing of any caller's is in the answers.
         routes.append(Route("/health", _open(self._health), methods=["GET"]))
         routes.append(Route("/ping", _open(self._ping), methods=["GET", "POST"]))
+        document = openapi_document(weir.__version__)
+        routes.append(Route("/openapi.json", _open(lambda: JSONResponse(document)), methods=["GET"]))
+        page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
+        routes.append(Route("/docs", _open(lambda: HTMLResponse(page, headers=headers)), methods=["GET"]))
         return HttpApp(routes, _on_http_exception)
 
     def _guarded(self, handler: _Handler) -> Endpoint:

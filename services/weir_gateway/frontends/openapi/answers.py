@@ -1,0 +1,141 @@
+"""JSON schemas of what the HTTP surface answers. Clients may rely on what is `required`; more may come beside it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+
+
+def _object(properties: Mapping[str, Schema], optional: Sequence[str] = ()) -> Schema:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": dict(properties), "required": required}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _constant(value: str) -> Schema:
+    return {"type": "string", "const": value}
+
+
+def _of(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_USAGE = _object(
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+    }
+)
+_FINISH_REASON: Schema = {"enum": ["stop", "length", None]}
+_CHAT_LOGPROB = _object(
+    {
+        "token": _TEXT,
+        "logprob": {"type": "number"},
+        "bytes": _list({"type": "integer", "minimum": 0, "maximum": 255}),
+        "top_logprobs": _list({"type": "object"}),
+    }
+)
+_CHAT_CHOICE = _object(
+    {
+        "index": _COUNT,
+        "message": _object({"role": _constant("assistant"), "content": _TEXT, "refusal": {"type": "null"}}),
+        "logprobs": {"anyOf": [_object({"content": _list(_CHAT_LOGPROB)}), {"type": "null"}]},
+        "finish_reason": _FINISH_REASON,
+    }
+)
+_COMPLETION_LOGPROBS = _object(
+    {
+        "tokens": _list(_TEXT),
+        "token_logprobs": _list({"type": ["number", "null"]}),
+        "top_logprobs": _list({"type": ["object", "null"]}),
+        "text_offset": _list(_COUNT),
+    }
+)
+_COMPLETION_CHOICE = _object(
+    {
+        "index": _COUNT,
+        "text": _TEXT,
+        "logprobs": {"anyOf": [_COMPLETION_LOGPROBS, {"type": "null"}]},
+        "finish_reason": _FINISH_REASON,
+    }
+)
+
+
+def _answer(kind: str, choice: Schema) -> Schema:
+    head = {"id": _TEXT, "object": _constant(kind), "created": _COUNT, "model": _TEXT}
+    return _object({**head, "choices": {**_list(choice), "minItems": 1}, "usage": _of("Usage")})
+
+
+ANSWERS: Mapping[str, Schema] = {
+    "Usage": _USAGE,
+    "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE),
+    "Completion": _answer("text_completion", _COMPLETION_CHOICE),
+    "Response": _object(
+        {
+            "id": _TEXT,
+            "object": _constant("response"),
+            "created_at": _COUNT,
+            "status": {"enum": ["completed", "incomplete"]},
+            "model": _TEXT,
+            "output": _list(_object({"id": _TEXT, "type": _constant("message"), "content": _list({"type": "object"})})),
+            "parallel_tool_calls": {"type": "boolean"},
+            "tool_choice": {},
+            "tools": _list({"type": "object"}),
+            "usage": {"type": "object"},
+        }
+    ),
+    "ResponseDeleted": _object({"id": _TEXT, "object": _TEXT, "deleted": {"type": "boolean"}}),
+    "AnthropicMessage": _object(
+        {
+            "id": _TEXT,
+            "type": _constant("message"),
+            "role": _constant("assistant"),
+            "model": _TEXT,
+            "content": _list(_object({"type": _constant("text"), "text": _TEXT})),
+            "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence"]},
+            "stop_sequence": _TEXT_OR_NULL,
+            "usage": {"type": "object"},
+        }
+    ),
+    "InputTokens": _object({"input_tokens": _COUNT}),
+    "Model": _object(
+        {
+            "id": _TEXT,
+            "object": _constant("model"),
+            "created": _COUNT,
+            "owned_by": _TEXT,
+            "root": _TEXT,
+            "parent": {"type": "null"},
+            "permission": _list({"type": "object"}),
+            "max_model_len": _COUNT,
+        }
+    ),
+    "ModelList": _object({"object": _constant("list"), "data": _list(_of("Model"))}),
+    "Tokens": _object(
+        {
+            "count": _COUNT,
+            "max_model_len": _COUNT,
+            "tokens": _list(_COUNT),
+            "token_strs": {"anyOf": [_list(_TEXT), {"type": "null"}]},
+        }
+    ),
+    "TokenText": _object({"prompt": _TEXT}),
+    "Version": _object({"version": _TEXT}),
+    "Load": _object({"server_load": _COUNT}),
+    "Health": _object({"status": {"enum": ["ok", "not ready"]}}),
+    "Error": _object(
+        {"error": _object({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL})}
+    ),
+    "AnthropicError": _object(
+        {"type": _constant("error"), "error": _object({"type": _TEXT, "message": _TEXT}), "request_id": _TEXT}
+    ),
+}
