@@ -93,7 +93,7 @@ def look_at_machine(config: TransferConfig, digest: str) -> FreeMemory:
 
 def _is_packed(source: ModelSource, digest: str) -> bool:
     """Whether an earlier start has packed the weights, in any version of the format."""
-    name = escape(f"{source.name}-{digest}")
+    name = escape(f"{source.file_stem}-{digest}")
     return any((model_cache_dir() / "packed").glob(f"{name}-*.weights"))
 
 

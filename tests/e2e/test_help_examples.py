@@ -26,6 +26,8 @@ ALONE: Mapping[str, str] = {
     "weir doctor": "",
     "weir doctor --json": "",
     "weir pull smollm2-135m": "",
+    "weir models": "",
+    "weir models --json": "",
     "weir serve decode --help": "",
     "weir limits check limits.toml": "",
     "weir limits key": "",
@@ -96,6 +98,9 @@ STARTS: Mapping[str, str] = {
 ABSENT: Mapping[str, str] = {
     "weir up --device cuda --exact": "a GPU",
     "weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 16GiB": "a GPU, and files of a gated model",
+    "weir pull Qwen/Qwen2.5-0.5B-Instruct": "the hub",
+    "weir pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_0.gguf": "the hub",
+    "weir up --model Qwen/Qwen2.5-0.5B-Instruct": "the hub",
     "weir bench serve --peer llama-server --peer-model smollm2-q4_0.gguf": "the program llama-server",
 }
 """Why they are only parsed, which tests/guard/test_docs.py does with every example."""

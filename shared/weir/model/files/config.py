@@ -39,8 +39,13 @@ def load_model_config(source: ModelSource) -> ModelConfig:
     return _config_from_hf(source.path)
 
 
-def _config_from_gguf(gguf: GgufFile) -> ModelConfig:
-    """Raises ModelError: names the file, the field, and what Weir serves."""
+def check_gguf_header(gguf: GgufFile) -> None:
+    """All that can be refused before the tensors are there. Raises ModelError, as `load_model_config` does."""
+    _read_gguf_fields(gguf)
+
+
+def _read_gguf_fields(gguf: GgufFile) -> "_GgufFields":
+    """Raises ModelError for an architecture or a variant of one that Weir does not serve."""
     architecture = gguf.get("general.architecture", str)
     if architecture not in _GGUF_ARCHITECTURES:
         raise ModelError(
@@ -48,10 +53,14 @@ def _config_from_gguf(gguf: GgufFile) -> ModelConfig:
             f"{' and '.join(map(repr, _GGUF_ARCHITECTURES))}"
         )
     fields = _GgufFields(gguf, architecture)
-    hidden_size = fields.integer("embedding_length")
-    num_heads = fields.integer("attention.head_count")
-    head_dim = fields.integer("attention.key_length", hidden_size // max(num_heads, 1))
-    _refuse_gguf_variants(fields, head_dim)
+    _refuse_gguf_variants(fields, fields.head_dim)
+    return fields
+
+
+def _config_from_gguf(gguf: GgufFile) -> ModelConfig:
+    """Raises ModelError: names the file, the field, and what Weir serves."""
+    fields = _read_gguf_fields(gguf)
+    hidden_size, num_heads, head_dim = fields.hidden_size, fields.num_heads, fields.head_dim
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{gguf.path}: has no matrix token_embd.weight")
@@ -81,6 +90,18 @@ class _GgufFields:
     def __init__(self, gguf: GgufFile, architecture: str) -> None:
         self.gguf = gguf
         self._architecture = architecture
+
+    @property
+    def hidden_size(self) -> int:
+        return self.integer("embedding_length")
+
+    @property
+    def num_heads(self) -> int:
+        return self.integer("attention.head_count")
+
+    @property
+    def head_dim(self) -> int:
+        return self.integer("attention.key_length", self.hidden_size // max(self.num_heads, 1))
 
     def key(self, name: str) -> str:
         return f"{self._architecture}.{name}"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from weir.model.architecture import ModelConfig
 from weir.model.errors import ModelError
-from weir.model.files.gguf import GgufTensor, read_gguf
+from weir.model.files.gguf import GgufFile, GgufTensor, read_gguf
 from weir.model.files.quant_blocks import QuantBlocks, try_split_blocks
 
 _SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -42,6 +42,7 @@ class GgufTensors:
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
         file = read_gguf(path)
+        check_tensor_types(file)
         self._path = path
         self._config = config
         # llama.cpp's converter reorders queries and keys of this architecture and of no other
@@ -78,23 +79,37 @@ class GgufTensors:
 
     def _raw(self, tensor: GgufTensor) -> tuple[gguf.GGMLQuantizationType, npt.NDArray[np.uint8]]:
         """The stored bytes, one row of blocks a row, and their type."""
-        try:
-            kind = gguf.GGMLQuantizationType(tensor.type_id)
-        except ValueError:
-            raise self._refuse(tensor, f"unknown type {tensor.type_id}") from None
-        if kind.name not in _SUPPORTED:
-            raise self._refuse(tensor, f"type {kind.name}")
+        kind = _checked_kind(self._path, tensor)
         block_elements, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        if tensor.shape[-1] % block_elements:
-            raise self._refuse(tensor, f"rows of {tensor.shape[-1]} values in {kind.name} blocks of {block_elements}")
         num_bytes = int(np.prod(tensor.shape)) // block_elements * block_bytes
         raw = self._data[tensor.offset : tensor.offset + num_bytes]
         if raw.size != num_bytes:
             raise ModelError(f"{self._path}: cut off inside tensor {tensor.name}")
         return kind, np.asarray(raw).reshape(*tensor.shape[:-1], -1)
 
-    def _refuse(self, tensor: GgufTensor, what: str) -> ModelError:
-        return ModelError(f"{self._path}: tensor {tensor.name} has {what}; Weir reads {', '.join(_SUPPORTED)}")
+
+def check_tensor_types(file: GgufFile) -> None:
+    """Raises ModelError: names a tensor of a type that Weir does not read, and those that it reads."""
+    for tensor in file.tensors.values():
+        _checked_kind(file.path, tensor)
+
+
+def _checked_kind(path: Path, tensor: GgufTensor) -> gguf.GGMLQuantizationType:
+    try:
+        kind = gguf.GGMLQuantizationType(tensor.type_id)
+    except ValueError:
+        raise _refusal(path, tensor, f"unknown type {tensor.type_id}") from None
+    if kind.name not in _SUPPORTED:
+        raise _refusal(path, tensor, f"type {kind.name}")
+    block_elements, _ = gguf.GGML_QUANT_SIZES[kind]
+    if not tensor.shape or tensor.shape[-1] % block_elements:
+        elements = tensor.shape[-1] if tensor.shape else 0
+        raise _refusal(path, tensor, f"rows of {elements} values in {kind.name} blocks of {block_elements}")
+    return kind
+
+
+def _refusal(path: Path, tensor: GgufTensor, what: str) -> ModelError:
+    return ModelError(f"{path}: tensor {tensor.name} has {what}; Weir reads {', '.join(_SUPPORTED)}")
 
 
 def undo_rotary_permutation(rows: npt.NDArray[_ScalarT], num_heads: int) -> npt.NDArray[_ScalarT]:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from weir.model.errors import ModelNotFound
 from weir.model.files.catalog import CATALOG, model_cache_dir
+from weir.model.files.hub_reference import HubReference, may_be_hub_reference, parse_hub_reference
+
+_MAX_STEM_CHARS = 120
 
 
 class ModelKind(enum.Enum):
@@ -31,11 +34,18 @@ class ModelSource:
     path: Path
     kind: ModelKind
 
+    @property
+    def file_stem(self) -> str:
+        """For names of files that are made of the model; a name of the hub has a slash."""
+        return self.name.replace("/", "--")[:_MAX_STEM_CHARS]
+
 
 def resolve_model(name_or_path: str, cache_dir: Path | None = None) -> ModelSource:
-    """A name of the catalog that has been pulled, a GGUF file, a Hugging Face folder, or `dummy:` and a known shape.
+    """A name of the catalog or of the hub that has been pulled, a GGUF file, a Hugging Face folder, or `dummy:` and a
+    known shape. Nothing is fetched.
 
-    A catalog name wins over a file or folder of the same name; write `./name` for the latter.
+    A catalog name wins over a file or folder of the same name; write `./name` for the latter. A file or folder wins
+    over a name of the hub.
 
     Raises:
         ModelNotFound: says what was looked for, and which command fetches it.
@@ -53,14 +63,62 @@ def resolve_model(name_or_path: str, cache_dir: Path | None = None) -> ModelSour
                 f"model {entry.name!r} is not in the model cache ({path}); run `weir pull {entry.name}`"
             )
         return ModelSource(entry.name, path, ModelKind.GGUF)
-    path = Path(name_or_path).expanduser()
+    local = _try_path(name_or_path)
+    if local is not None:
+        return _resolve_path(local)
+    reference = try_hub_reference(name_or_path)
+    if reference is not None:
+        return _resolve_on_hub(reference)
+    known = ", ".join(f"`weir pull {name}`" for name in CATALOG)
+    raise ModelNotFound(
+        f"no model {name_or_path!r}: neither a known name ({known}), nor ORG/NAME of the hub, nor a GGUF file, "
+        "nor a folder"
+    )
+
+
+def try_hub_reference(name_or_path: str) -> HubReference | None:
+    """None: it means the catalog, or a path. Raises ModelNotFound for what means the hub and is malformed."""
+    is_local = name_or_path.startswith(DUMMY_PREFIX) or name_or_path in CATALOG
+    is_local = is_local or _try_path(name_or_path) is not None
+    if is_local or not may_be_hub_reference(name_or_path):
+        return None
+    return parse_hub_reference(name_or_path)
+
+
+def pinned(name_or_path: str) -> str:
+    """What keeps its meaning while somebody pulls: a branch of the hub becomes the commit that is in the cache.
+
+    Raises ModelNotFound.
+    """
+    reference = try_hub_reference(name_or_path)
+    if reference is None:
+        return name_or_path
+    from weir.model.files.hub_cache import find_cached  # noqa: PLC0415
+
+    return str(reference.at(find_cached(reference).commit))
+
+
+def _resolve_on_hub(reference: HubReference) -> ModelSource:
+    from weir.model.files.hub_cache import find_cached  # noqa: PLC0415 - most models need none of the hub's library
+
+    cached = find_cached(reference)
+    return ModelSource(reference.name, cached.path, ModelKind.GGUF if cached.is_gguf else ModelKind.HF_FOLDER)
+
+
+def _resolve_path(path: Path) -> ModelSource:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFound(f"{path} is a folder without config.json; name a Hugging Face model folder")
         return ModelSource(path.resolve().name, path, ModelKind.HF_FOLDER)
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelNotFound(f"{path} is not a .gguf file; name a GGUF file or a Hugging Face model folder")
-        return ModelSource(path.stem, path, ModelKind.GGUF)
-    known = ", ".join(f"`weir pull {name}`" for name in CATALOG)
-    raise ModelNotFound(f"no model {name_or_path!r}: neither a known name ({known}), nor a GGUF file, nor a folder")
+    if path.suffix != ".gguf":
+        raise ModelNotFound(f"{path} is not a .gguf file; name a GGUF file or a Hugging Face model folder")
+    return ModelSource(path.stem, path, ModelKind.GGUF)
+
+
+def _try_path(name_or_path: str) -> Path | None:
+    """The file or folder of this name; None: there is none, or no path is like this."""
+    try:
+        path = Path(name_or_path).expanduser()
+        return path if path.is_dir() or path.is_file() else None
+    except (OSError, RuntimeError, ValueError):  # too long; ~ of nobody; a NUL
+        return None
