@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -23,6 +24,7 @@ from weir_gateway.frontends.correlation import correlation_of, mark
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
+from weir_gateway.frontends.http_metrics import is_on_this_machine, metrics_response
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
 from weir_gateway.frontends.openai_render import (
@@ -42,6 +44,7 @@ from weir_gateway.frontends.openai_schema import (
 from weir_gateway.frontends.send_watch import SendWatch
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event
 from weir_gateway.input_processor import InputProcessor
+from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
 
@@ -50,6 +53,7 @@ logger = logging.getLogger(__name__)
 _MAX_SHOWN_CHARS = 200
 
 _Handler = Callable[[Request, Caller], Awaitable[Response]]
+_NOBODY = Caller(tenant="", lanes=(), default_lane="", all_lanes=())
 
 
 class HttpFrontend:
@@ -65,7 +69,7 @@ class HttpFrontend:
         self._tools = HttpTools(processor, self._bodies)
         self.num_internal_errors = 0
 
-    def make_app(self) -> HttpApp:
+    def make_app(self, metrics: MetricsPage | None = None) -> HttpApp:
         tools = self._tools
         for_callers: tuple[tuple[str, str, _Handler], ...] = (
             ("POST", "/v1/chat/completions", self._chat),
@@ -81,18 +85,22 @@ class HttpFrontend:
         # For probes, which have no key, and nothing of any caller's is in the answers.
         routes.append(Route("/health", _open(self._health), methods=["GET"]))
         routes.append(Route("/ping", _open(self._ping), methods=["GET", "POST"]))
+        if metrics is not None:
+            answer = partial(metrics_response, metrics)
+            routes.append(Route("/metrics", self._guarded(answer, is_on_this_machine), methods=["GET"]))
         return HttpApp(routes, _on_http_exception)
 
-    def _guarded(self, handler: _Handler) -> Endpoint:
-        """For callers that are known. Gives the request its id (`state.correlation_id`), and makes answers of
-        errors."""
+    def _guarded(self, handler: _Handler, is_open_to: Callable[[Request], bool] | None = None) -> Endpoint:
+        """For callers that are known, and for whoever sends what `is_open_to`. Gives the request its id
+        (`state.correlation_id`), and makes answers of errors."""
 
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
             try:
                 # Before the body is read: nothing is done for an unknown caller.
-                caller = self._identify(request)
+                is_open = is_open_to is not None and is_open_to(request)
+                caller = _NOBODY if is_open else self._identify(request)
                 correlation.check()
                 response = await handler(request, caller)
             except WeirError as error:

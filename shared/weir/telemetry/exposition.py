@@ -43,7 +43,7 @@ def is_openmetrics(accept: str) -> bool:
 
 async def render(families: Sequence[Family], *, as_openmetrics: bool) -> Page:
     """Lets the event loop go on between parts of the page."""
-    encode, content_type = _encoder(as_openmetrics=as_openmetrics)
+    encode, content_type = await asyncio.to_thread(_encoder, as_openmetrics=as_openmetrics)  # it may have to be loaded
     parts = [part async for part in _parts(families, encode)]
     return Page(b"".join(parts) + (_EOF if as_openmetrics else b""), content_type)
 
