@@ -26,7 +26,9 @@ async def build(context: ServiceContext[GatewayConfig], guard: PortGuard, bodies
         partial(load_model_of, config),
         partial(load_lengths, config),
     )
-    process = GatewayProcess(context.process_id, context.tracer, bodies, context.request_shutdown)
+    process = GatewayProcess(
+        context.process_id, context.tracer, bodies, context.request_shutdown, context.admin.figures
+    )
     component = GatewayComponent(process, GatewaySettings.of(config), loaders)
     servicer = InferenceServicer(lambda: component.gateway.processor, send_timeout_s=config.send_timeout_s)
     guard.guard(_SERVICE_NAME, servicer.identify)

@@ -64,6 +64,7 @@ class GatewayConfig(ServiceConfig):
     openai_priority: Literal["higher-first", "lower-first"] = setting(
         "higher-first", "Which way the field `priority` of HTTP requests goes: up or down the lanes from the default."
     )
+    vllm_metrics: bool = setting(True, "Show vLLM's names on GET /metrics beside Weir's.")
     send_timeout_s: float = setting(60.0, "Seconds after which a client that does not read is given up.")
     keeps_responses: bool = setting(
         True, "Keep answers of /v1/responses for a day, for all gateways, so that a request can go on from one."

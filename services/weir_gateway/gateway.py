@@ -18,6 +18,7 @@ from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
 from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
+from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
@@ -32,6 +33,8 @@ from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.keys.key_store import KeyStore
 from weir_gateway.keys.keyed_requests import KeyedRequests, KeySettings
+from weir_gateway.metrics.metrics_page import MetricsPage, VllmMetrics
+from weir_gateway.metrics.neighbours import NeighbourWatch
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
@@ -59,6 +62,7 @@ class GatewaySettings:
     """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
     is_lower_priority_first: bool = False
     keeps_responses: bool = True
+    has_vllm_metrics: bool = True
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "GatewaySettings":
@@ -96,6 +100,7 @@ class GatewaySettings:
             access_wait_s=config.scheduler_wait_s,
             is_lower_priority_first=config.openai_priority == "lower-first",
             keeps_responses=config.keeps_responses,
+            has_vllm_metrics=config.vllm_metrics,
         )
 
 
@@ -108,6 +113,8 @@ class GatewayProcess:
     bodies: BodyBudget
     """Shared with the gRPC port."""
     request_shutdown: Callable[[str], None]
+    figures: Callable[[], Described] | None = None
+    """All that the process says of itself; None: what the gateway in it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +170,12 @@ class Gateway:
         self._frontend = HttpFrontend(
             self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses
         )
-        self._http = HttpServer(self._frontend.make_app(), settings.http, process.request_shutdown)
+        self._neighbours = NeighbourWatch(bus, self._subjects, clock)
+        vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, models)
+        page = MetricsPage(
+            process.figures or self._figures, self._neighbours, vllm_metrics if settings.has_vllm_metrics else None
+        )
+        self._http = HttpServer(self._frontend.make_app(page), settings.http, process.request_shutdown)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
 
@@ -200,6 +212,7 @@ class Gateway:
         await self._keys.stop()
         await end_tasks(self._tasks)
         await self._connections.close()
+        await self._neighbours.close()
         await self._endpoint.close()
         self.processor.close()
         await asyncio.to_thread(self._lengths.close)
@@ -208,6 +221,10 @@ class Gateway:
 
     def _is_wanted(self, request_id: str, attempt: Attempt) -> bool:
         return self._driver.wants(request_id, attempt)
+
+    def _figures(self) -> Described:
+        described = self.describe()
+        return Described("gateway", self._gateway_id, described.metrics, described.histograms)
 
     def describe(self) -> Description:
         connections, bus = self._connections.metrics(), self._endpoint.metrics()
@@ -227,7 +244,8 @@ class Gateway:
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
         }
         errors = (self.processor.check_integrity(), self._driver.check_integrity(), self._keys.check_integrity())
-        return Description(metrics, tuple(error for found in errors for error in found))
+        integrity_errors = tuple(error for found in errors for error in found)
+        return Description(metrics, integrity_errors, histograms=self.processor.figures.histograms())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))

@@ -12,11 +12,12 @@ from opentelemetry.context import Context
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import Phase
 from weir.core.options import MAX_CHOICES, GenerateOptions
+from weir.telemetry.labels import StickyLabels
 from weir_gateway.access import Caller
 from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
 from weir_gateway.driving.output_pace import OutputPace
-from weir_gateway.driving.request_span import RequestSpan, RequestSpans
+from weir_gateway.driving.request_span import RequestLife, RequestSpan, RequestSpans
 from weir_gateway.entry.entry import Entry
 from weir_gateway.entry.queue_view import QueueKey, Ticket
 from weir_gateway.keys.keyed_requests import Accepted, KeyedRequests
@@ -25,7 +26,9 @@ from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, FieldNames
 from weir_gateway.requests.models import ModelDirectory
 from weir_gateway.requests.request_end import RequestEnd
+from weir_gateway.requests.request_figures import LaneFigures, RequestFigures
 from weir_gateway.requests.request_state import RequestState
+from weir_gateway.requests.request_times import RequestTimes
 from weir_gateway.requests.succession import Succession
 from weir_gateway.requests.validation import (
     CheckedRequest,
@@ -42,8 +45,6 @@ from weir_gateway.tokenization import PromptTokenizer, Tokenization
 _LAST_DELTA_S = 0.1
 """What the last delta at a deadline needs to reach its client."""
 _MAX_TENANTS = 256
-_OTHER_TENANT = "other"
-"""Whoever comes after `_MAX_TENANTS`, which are counted by name."""
 _PHASE_METRICS = {
     Phase.RECEIVED: "accepted_total",
     Phase.FINISHED: "finished_total",
@@ -61,8 +62,7 @@ class RequestMetrics:
     """
 
     def __init__(self, *, max_tenants: int = _MAX_TENANTS) -> None:
-        self._max_tenants = max_tenants
-        self._tenants: set[str] = set()
+        self._tenants = StickyLabels(max_tenants)
         self._counts: Counter[str] = Counter(
             dict.fromkeys((*_PHASE_METRICS.values(), "rejected_total", "prompt_tokens_total", "output_tokens_total"), 0)
         )
@@ -86,6 +86,10 @@ class RequestMetrics:
         self._add_of_tenant(tenant, "output_tokens_total", num_tokens)
 
     @property
+    def num_labels_dropped(self) -> int:
+        return self._tenants.num_dropped
+
+    @property
     def num_running(self) -> int:
         """Accepted requests that have not ended."""
         terminal = sum(self._counts[name] for phase, name in _PHASE_METRICS.items() if phase.is_terminal)
@@ -96,12 +100,7 @@ class RequestMetrics:
         return {name: float(count) for name, count in self._counts.items()}
 
     def _add_of_tenant(self, tenant: str, name: str, amount: int) -> None:
-        if tenant not in self._tenants:
-            if len(self._tenants) >= self._max_tenants:
-                tenant = _OTHER_TENANT
-            else:
-                self._tenants.add(tenant)
-        self._counts[f'tenant_{name}{{tenant="{tenant}"}}'] += amount
+        self._counts[f'tenant_{name}{{tenant="{self._tenants.of(tenant)}"}}'] += amount
 
 
 class InputProcessor:
@@ -130,6 +129,7 @@ class InputProcessor:
         self._tokenizer = PromptTokenizer()
         self.tokenization = Tokenization(models, limits, driver, self._tokenizer)
         self._metrics = RequestMetrics()
+        self.figures = RequestFigures()
         self._by_client_id: dict[tuple[str, str], OpenRequest] = {}
         """(tenant, the client's name for the request): tenants neither see nor cancel each other's."""
 
@@ -233,7 +233,9 @@ class InputProcessor:
         return len(self._by_client_id)
 
     def metrics(self) -> dict[str, float]:
-        return self._metrics.metrics() | self._lengths.metrics() | self._entry.metrics()
+        dropped = {"labels_dropped_total": float(self._metrics.num_labels_dropped + self.figures.num_dropped)}
+        own = self._metrics.metrics() | self.figures.metrics() | dropped
+        return own | self._lengths.metrics() | self._entry.metrics()
 
     def check_integrity(self) -> list[str]:
         num_running = self._metrics.num_running
@@ -327,6 +329,9 @@ class InputProcessor:
         span.describe_request(request_id, by_prompt, len(choices))
         has_output = asyncio.Event()
         spans = [span] if len(choices) == 1 else [span.open_choice(index) for index in range(len(choices))]
+        model, lane = by_prompt[0].model, by_prompt[0].scope.lane
+        figures = self.figures.of(model.name, lane, model.max_context_tokens)
+        times_of_all = [RequestTimes(figures, self._clock, one.started_at_s, one.trace_id) for one in spans]
         states = [
             RequestState(
                 request_id_of(request_id, index),
@@ -335,36 +340,36 @@ class InputProcessor:
                 traceparent=choice_span.traceparent,
                 has_output=has_output,
                 clock=self._clock,
-                on_phase=partial(self._on_phase, tenant, choice_span),
+                observer=RequestLife(partial(self._metrics.count_phase, tenant), choice_span, times),
             )
-            for index, (choice, choice_span) in enumerate(zip(choices, spans, strict=True))
+            for index, (choice, choice_span, times) in enumerate(zip(choices, spans, times_of_all, strict=True))
         ]
         for state in states:
             state.succeed(succession)
         opened = OpenRequest(states, span, self._clock, self._pace)
         key = (tenant, opened.client_id)
         self._by_client_id[key] = opened
-        opened.ended.add_done_callback(lambda _: self._on_end(key, opened))
+        opened.ended.add_done_callback(lambda _: self._on_end(key, opened, figures))
         if len(choices) > 1:
             opened.ended.add_done_callback(
                 lambda ended: span.end(ended.result(), opened.num_output_tokens, self._clock.now_s())
             )
         self._metrics.count_prompt_tokens(tenant, opened.num_prompt_tokens)
-        for state, choice_span in zip(states, spans, strict=True):
-            state.ended.add_done_callback(partial(self._on_choice_end, state))
+        for state, choice_span, times in zip(states, spans, times_of_all, strict=True):
+            state.ended.add_done_callback(partial(self._on_choice_end, state, times))
             self._driver.drive(state, choice_span)
         return opened
 
-    def _on_phase(self, tenant: str, span: RequestSpan, phase: Phase) -> None:
-        self._metrics.count_phase(tenant, phase)
-        span.phase_event(phase.value)
-
-    def _on_choice_end(self, state: RequestState, ended: "asyncio.Future[RequestEnd]") -> None:
+    def _on_choice_end(self, state: RequestState, times: RequestTimes, ended: "asyncio.Future[RequestEnd]") -> None:
+        times.end(ended.result(), len(state.checked.prompt_token_ids), state.num_cached_tokens)
         self._lengths.observe(state, ended.result())
 
-    def _on_end(self, key: tuple[str, str], opened: OpenRequest) -> None:
+    def _on_end(self, key: tuple[str, str], opened: OpenRequest, figures: LaneFigures) -> None:
         self._by_client_id.pop(key, None)
         self._metrics.count_output_tokens(key[0], opened.num_output_tokens)
+        if opened.ended.result().phase is Phase.FINISHED:
+            figures.count_answers(state.output.num_tokens for state in opened.states)
+            figures.max_tokens.observe(opened.checked.stop_rules.max_tokens, len(opened.states))
 
 
 def _time_left_s(options: GenerateOptions, call_left_s: float | None) -> float | None:

@@ -25,7 +25,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
         return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S)
 
     settings = SchedulerSettings(
-        config.instance, config.limits, config.limits_file, config.admin_key_file, config.policy
+        config.instance, config.limits, config.limits_file, config.admin_key_file, config.policy, context.address
     )
     component = SchedulerComponent(
         connect,

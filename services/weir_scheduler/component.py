@@ -46,6 +46,8 @@ class SchedulerSettings:
     limits_file: str = ""
     admin_key_file: str = ""
     policy: str = "fcfs"
+    address: str = ""
+    """Of this process, for who wants to know how it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,13 @@ class SchedulerComponent:
     async def _lead_for_ever(self, bus: Bus, bucket: KvBucket) -> None:
         """Whenever nobody else does."""
         while True:
-            leadership = Leadership(bucket, self._scheduler_id, self._clock, is_connected=lambda: bus.is_connected)
+            leadership = Leadership(
+                bucket,
+                self._scheduler_id,
+                self._clock,
+                is_connected=lambda: bus.is_connected,
+                address=self._settings.address,
+            )
             epoch = await self._wait_for_leadership(leadership)
             # Beside renewing: on a slow machine it takes longer than the key lives.
             self._beginning = [self._run("beginning to lead", self._begin_term(bus, leadership, epoch))]

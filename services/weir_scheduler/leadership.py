@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable
 
 from weir.bus.codec import MalformedMessage, decode, encode
-from weir.bus.messages import LeaderRecord
+from weir.bus.messages import LEADER_KEY, LeaderRecord
 from weir.bus.protocol import BusError, KeyConflict, KvBucket, KvEntry
 from weir.core.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-LEADER_KEY = "leader"
 LEADER_TTL_S = 1.5
 STUCK_AFTER_S = 3.0
 """A server that has just started takes a moment until its store can be written."""
@@ -40,10 +39,12 @@ class Leadership:
         ttl_s: float = LEADER_TTL_S,
         unix_time_s: Callable[[], float] = time.time,
         is_connected: Callable[[], bool] = lambda: True,
+        address: str = "",
     ) -> None:
-        """`is_connected`: to the server of the bucket."""
+        """`is_connected`: to the server of the bucket. `address`: where this process is asked how it does."""
         self._bucket = bucket
         self._scheduler_id = scheduler_id
+        self._address = address
         self._clock = clock
         self._ttl_s = ttl_s
         self._unix_time_s = unix_time_s
@@ -167,7 +168,7 @@ class Leadership:
         return now_s - self._seen_at_s > self._ttl_s
 
     async def _put(self, epoch: int, *, revision: int, is_released: bool = False) -> int:
-        record = encode(LeaderRecord(self._scheduler_id, epoch, is_released))
+        record = encode(LeaderRecord(self._scheduler_id, epoch, is_released, self._address))
         return await self._bucket.update(LEADER_KEY, record, revision=revision)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from opentelemetry.trace import Tracer
@@ -114,6 +114,7 @@ class SchedulerShell:
         malformed = bus["bus_malformed_total"] + self._num_malformed_records + core.get("worker_malformed_total", 0.0)
         return {
             **core,
+            **_of_lanes(self._core.lane_metrics()),
             **bus,
             **self._counters.metrics(),
             **self._sender.metrics(),
@@ -242,3 +243,9 @@ class SchedulerShell:
         except Exception:  # the boundary of a task that nobody awaits
             logger.exception("%s failed", what)
             self._on_failure(f"{what} failed")
+
+
+def _of_lanes(lanes: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Names such as `lane_in_flight{lane="batch"}`."""
+    names = ("in_flight", "oldest_wait_s")
+    return {f'lane_{name}{{lane="{lane}"}}': found[name] for lane, found in lanes.items() for name in names}

@@ -20,7 +20,7 @@ from weir.scheduling.worker_limits import WorkerLimits
 from weir.worker.config import WorkerConfig
 from weir.worker.roles.config import DecodeConfig, PrefillConfig
 from weir_gateway.config import GatewayConfig
-from weir_gateway.frontends.openai_render import error_status
+from weir_gateway.frontends.openai.render import error_status
 from weir_scheduler.config import SchedulerConfig
 from weir_transfer.config import TransferConfig
 

@@ -1,6 +1,6 @@
 """The request's span and its attributes (GenAI conventions), and the spans of what the gateway does for it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from opentelemetry import trace
@@ -10,9 +10,11 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from weir.bus.messages import Placement
 from weir.core.clock import Clock
 from weir.core.errors import Cancelled, WeirError
-from weir.core.trace_context import traceparent_of
+from weir.core.life import Phase
+from weir.core.trace_context import sampled_trace_id, traceparent_of
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.request_end import RequestEnd
+from weir_gateway.requests.request_times import RequestTimes
 from weir_gateway.requests.validation import CheckedRequest
 
 
@@ -33,7 +35,8 @@ class RequestSpan:
     def __init__(self, tracer: Tracer, client_request: ClientRequest, parent: Context, started_at_s: float) -> None:
         self._tracer = tracer
         self._client_request = client_request
-        self._started_at_s = started_at_s
+        self.started_at_s = started_at_s
+        """When the request came."""
         self.needs_first_chunk = True
         """Nothing was sent to the client yet."""
         operation = client_request.operation.value
@@ -58,9 +61,14 @@ class RequestSpan:
     def traceparent(self) -> str:
         return traceparent_of(self._span)
 
+    @property
+    def trace_id(self) -> str:
+        """Of a trace that was sampled; else empty."""
+        return sampled_trace_id(self._span)
+
     def open_choice(self, index: int) -> "RequestSpan":
         """The span of one of several answers, below this one."""
-        choice = RequestSpan(self._tracer, self._client_request, self.context, self._started_at_s)
+        choice = RequestSpan(self._tracer, self._client_request, self.context, self.started_at_s)
         choice._span.set_attribute("weir.request.choice", index)
         choice.needs_first_chunk = False  # the client has one stream, and this span's first chunk is that of all
         return choice
@@ -153,7 +161,7 @@ class RequestSpan:
         if self.needs_first_chunk:
             self.needs_first_chunk = False
             if self._span.is_recording():  # else it is not sampled, or has ended before its client read
-                self._span.set_attribute("gen_ai.response.time_to_first_chunk", now_s - self._started_at_s)
+                self._span.set_attribute("gen_ai.response.time_to_first_chunk", now_s - self.started_at_s)
 
     def end(self, ending: RequestEnd, num_output_tokens: int, now_s: float) -> None:
         """An answer that came as a whole ends before anything of it is sent, which follows at once."""
@@ -172,3 +180,21 @@ class RequestSpan:
             if not isinstance(error, Cancelled):
                 self._span.set_status(Status(StatusCode.ERROR, message[:200]))
         self._span.end()
+
+
+class RequestLife:
+    """Who hears of what happens to a request: counters, its span, its times.
+
+    Implements `weir_gateway.requests.request_times.LifeObserver`.
+    """
+
+    def __init__(self, count_phase: Callable[[Phase], None], span: RequestSpan, times: RequestTimes) -> None:
+        self._count_phase = count_phase
+        self._span = span
+        self._times = times
+        self.on_tokens = times.on_tokens
+
+    def on_phase(self, phase: Phase, placement: Placement | None) -> None:
+        self._count_phase(phase)
+        self._span.phase_event(phase.value)
+        self._times.on_phase(phase, placement)

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.frontends.openai.schema import HTTP_NAMES
 
 MAX_CORRELATION_ID_CHARS = 128
 CORRELATION_HEADER = HTTP_NAMES["request_id"]

@@ -17,7 +17,7 @@ from weir.core.errors import (
     Unavailable,
     WeirError,
 )
-from weir_gateway.frontends.openai_render import Json, error_body, error_headers, error_status
+from weir_gateway.frontends.openai.render import Json, error_body, error_headers, error_status
 
 MESSAGES_PATH = "/v1/messages"
 ANTHROPIC_ID_HEADER = "request-id"

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -25,11 +26,12 @@ from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watch
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
+from weir_gateway.frontends.http_metrics import is_on_this_machine, metrics_response
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
 from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
-from weir_gateway.frontends.openai_render import AnswerRenderer, error_body
-from weir_gateway.frontends.openai_schema import (
+from weir_gateway.frontends.openai.render import AnswerRenderer, error_body
+from weir_gateway.frontends.openai.schema import (
     AskedAnswer,
     ChatBody,
     CompletionBody,
@@ -44,6 +46,7 @@ from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event
 from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
+from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
 
@@ -52,6 +55,7 @@ logger = logging.getLogger(__name__)
 _MAX_SHOWN_CHARS = 200
 
 _Handler = Callable[[Request, Caller], Awaitable[Response]]
+_NOBODY = Caller(tenant="", lanes=(), default_lane="", all_lanes=())
 
 
 class HttpFrontend:
@@ -75,7 +79,7 @@ class HttpFrontend:
         self._messages = MessagesApi(processor, self._bodies, answering)
         self.num_internal_errors = 0
 
-    def make_app(self) -> HttpApp:
+    def make_app(self, metrics: MetricsPage | None = None) -> HttpApp:
         tools, responses, messages = self._tools, self._responses, self._messages
         for_callers: tuple[tuple[str, str, _Handler], ...] = (
             ("POST", "/v1/chat/completions", self._chat),
@@ -100,18 +104,22 @@ class HttpFrontend:
         routes.append(Route("/openapi.json", _open(lambda: JSONResponse(document)), methods=["GET"]))
         page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
         routes.append(Route("/docs", _open(lambda: HTMLResponse(page, headers=headers)), methods=["GET"]))
+        if metrics is not None:
+            answer = partial(metrics_response, metrics)
+            routes.append(Route("/metrics", self._guarded(answer, is_on_this_machine), methods=["GET"]))
         return HttpApp(routes, _on_http_exception)
 
-    def _guarded(self, handler: _Handler) -> Endpoint:
-        """For callers that are known. Gives the request its id (`state.correlation_id`), and makes answers of
-        errors."""
+    def _guarded(self, handler: _Handler, is_open_to: Callable[[Request], bool] | None = None) -> Endpoint:
+        """For callers that are known, and for whoever sends what `is_open_to`. Gives the request its id
+        (`state.correlation_id`), and makes answers of errors."""
 
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
             try:
                 # Before the body is read: nothing is done for an unknown caller.
-                caller = self._identify(request)
+                is_open = is_open_to is not None and is_open_to(request)
+                caller = _NOBODY if is_open else self._identify(request)
                 correlation.check()
                 response = await handler(request, caller)
             except WeirError as error:

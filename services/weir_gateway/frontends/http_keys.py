@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta
 

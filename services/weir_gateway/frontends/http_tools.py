@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 import weir
 from weir_gateway.access import Caller
 from weir_gateway.frontends.http_body import BodyReader
-from weir_gateway.frontends.openai_schema import parse_body
+from weir_gateway.frontends.openai.schema import parse_body
 from weir_gateway.frontends.tools_schema import (
     DetokenizeBody,
     TokenizeBody,

@@ -3,7 +3,7 @@
 from json.encoder import encode_basestring
 
 from weir_gateway.frontends.json_parts import dump
-from weir_gateway.frontends.openai_render import AnswerRenderer, Json
+from weir_gateway.frontends.openai.render import AnswerRenderer, Json
 from weir_gateway.requests.output import OutputDelta
 
 DONE = b"data: [DONE]\n\n"

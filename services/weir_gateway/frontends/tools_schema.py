@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.frontends.json_parts import dump, dump_array
-from weir_gateway.frontends.openai_fields import IGNORED
-from weir_gateway.frontends.openai_schema import HTTP_NAMES, Message, conversation_of, token_ids_of
+from weir_gateway.frontends.openai.fields import IGNORED
+from weir_gateway.frontends.openai.schema import HTTP_NAMES, Message, conversation_of, token_ids_of
 from weir_gateway.frontends.unknown_fields import KnownFields, check_undeclared
 from weir_gateway.requests.client_request import Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel

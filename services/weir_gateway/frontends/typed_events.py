@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring
 
 from weir_gateway.frontends.json_parts import dump, dump_in_parts
-from weir_gateway.frontends.openai_render import Json
+from weir_gateway.frontends.openai.render import Json
 
 _TEXT_PLACE, _NUMBER_PLACE = "\ufdd0", "\ufdd1"  # noncharacters, which are in nobody's names
 

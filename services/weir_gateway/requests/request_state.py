@@ -9,7 +9,6 @@ Everything that comes in is a plain call from the event loop; nothing here waits
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 
 from weir.bus.messages import Placement
@@ -21,6 +20,7 @@ from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.dispatch_count import DispatchCount
 from weir_gateway.requests.output import Output, output_end_from_pb
 from weir_gateway.requests.request_end import RETRY_AFTER_S, RequestEnd, after_tokens, given_up_by
+from weir_gateway.requests.request_times import LifeObserver
 from weir_gateway.requests.silence import Silence
 from weir_gateway.requests.succession import Succession, claimed_placement
 from weir_gateway.requests.token_order import TokenConflict
@@ -42,7 +42,7 @@ class RequestState:
         traceparent: str,
         has_output: asyncio.Event,
         clock: Clock,
-        on_phase: Callable[[Phase], None],
+        observer: LifeObserver,
     ) -> None:
         """`has_output` is set at each change that a frontend may wait for; `traceparent` is of the request's span."""
         self.request_id = request_id
@@ -51,7 +51,7 @@ class RequestState:
         self.has_output = has_output
         self._traceparent = traceparent
         self._clock = clock
-        self._on_phase = on_phase
+        self._observer = observer
         self.output = Output.of(checked)
         self.phase = Phase.RECEIVED
         self.dispatches = DispatchCount()
@@ -90,7 +90,7 @@ class RequestState:
         self.ended: asyncio.Future[RequestEnd] = loop.create_future()
         self.released = asyncio.Event()
         """Set when nobody takes the output any more."""
-        on_phase(self.phase)
+        observer.on_phase(self.phase, None)
 
     @property
     def dispatch(self) -> int:
@@ -312,7 +312,7 @@ class RequestState:
         if not self._num_given_tokens:
             self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if self.output.push(update):
-            self.silence.end()
+            self._observer.on_tokens(self.silence.end(), self.output.num_tokens)
             self.has_output.set()
         self._advance_phase(worker_id, update)
         self.lost_worker_id = worker_id if has_error else self.lost_worker_id
@@ -396,5 +396,5 @@ class RequestState:
         """Raises IllegalTransition."""
         check_transition(self.request_id, self.phase, phase)
         self.phase = phase
-        self._on_phase(phase)
+        self._observer.on_phase(phase, self.placement)
         self.has_output.set()

@@ -16,9 +16,10 @@ class Silence:
         """Since its last token in order, or since it started."""
         return self._clock.now_s() - self._since_s
 
-    def end(self) -> None:
-        """A token came."""
+    def end(self) -> float:
+        """A token came. Returns when: now."""
         self._since_s = self._clock.now_s()
+        return self._since_s
 
     def begin(self) -> None:
         """A worker that was asked for nothing yet has it from now on."""

@@ -17,6 +17,9 @@ SCHEDULER_HASH_BYTES = 8
 MAX_HASHES = 100_000
 """In one KV event or snapshot: 800 kB, which the bus takes."""
 
+LEADER_KEY = "leader"
+"""Under which the leader's bucket has its LeaderRecord."""
+
 _ARENA_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -283,6 +286,8 @@ class WorkerRecord:
     """Sequences that it has or is to get by hand-off."""
     is_drained: bool = False
     """It is draining, and has nothing left."""
+    arena_address: str = ""
+    """Of its transfer service, for who is on the same host; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +330,8 @@ class LeaderRecord:
     epoch: int
     is_released: bool = False
     """The leader left in order: the next one need not wait."""
+    address: str = ""
+    """HOST:PORT of its gRPC server; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

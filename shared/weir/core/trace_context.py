@@ -20,6 +20,12 @@ def traceparent_of(span: Span) -> str:
     return headers.get("traceparent", "")
 
 
+def sampled_trace_id(span: Span) -> str:
+    """32 hexadecimal digits, of a trace that somebody may look at; else empty."""
+    context = span.get_span_context()
+    return trace.format_trace_id(context.trace_id) if context.is_valid and context.trace_flags.sampled else ""
+
+
 def context_of(traceparent: str) -> Context:
     """The context to start children in; an empty or malformed `traceparent` gives an empty one."""
     return _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())

@@ -5,13 +5,15 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
+from weir.rpc.figures import histogram_to_pb
+from weir.telemetry.described import Described, HistogramFigure
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -26,6 +28,7 @@ class Description:
     integrity_errors: tuple[str, ...] = ()
     role: str = ""
     """Where it is not the one that the process was started in."""
+    histograms: Sequence[HistogramFigure] = ()
 
 
 class Operations(Protocol):
@@ -75,6 +78,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._started_at_s = time.monotonic()
         self._operations: Operations | None = None
 
+    def figures(self) -> Described:
+        """What `Describe` would say now, but for the integrity."""
+        found = self._describe()
+        role = found.role or self._identity.role
+        return Described(role, self._identity.process_id, found.metrics, found.histograms)
+
     def answer_operators(self, operations: Operations) -> None:
         """From now on; until then their calls are UNIMPLEMENTED."""
         self._operations = operations
@@ -94,6 +103,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             uptime_ms=int((time.monotonic() - self._started_at_s) * 1000),
             metrics=description.metrics,
             integrity_errors=description.integrity_errors,
+            histograms=map(histogram_to_pb, description.histograms),
         )
 
     async def SetLimits(  # noqa: N802 - the method's name on the wire

@@ -18,6 +18,7 @@ from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.errors import WeirError
 from weir.core.fields import ByteSize, check_range, choices_of, describe_type, format_size, parse_text, parse_toml
+from weir.core.ports import LOOPBACK
 from weir.model.files.source import DUMMY_PREFIX
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
@@ -76,6 +77,8 @@ class ServiceConfig:
     device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
     precision: Precision = setting("auto", PRECISION_HELP)
     exact: bool = setting(False, EXACT_HELP)
+    metrics_port: int = setting(0, "Port of GET /metrics of this process alone, for Prometheus. 0: none.")
+    metrics_host: str = setting(LOOPBACK, "Address of that port. Whoever reaches it may read it.")
     grace_s: float = setting(10.0, "Seconds that running work has to end after SIGTERM.")
     runtime_dir: Path = field(
         default_factory=default_runtime_dir,
@@ -86,6 +89,9 @@ class ServiceConfig:
         check_instance(self.instance)
         if not 0 <= self.index < 10_000:
             raise ValueError(f"index {self.index}: must be in [0, 10000)")
+        check_range(self, "metrics_port", 0, 65535)
+        if not self.metrics_host:
+            raise ValueError(f"metrics_host is empty: name an address, such as {LOOPBACK}")
         check_range(self, "grace_s", 0, 3600)
         check_listen("listen", self.listen)
         _check_advertised(self.advertise_host)

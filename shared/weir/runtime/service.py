@@ -34,6 +34,7 @@ from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
 from weir.runtime.config import ConfigError, ServiceConfig
 from weir.runtime.logs import setup_logging
+from weir.runtime.metrics_port import MetricsPort
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit, spare_what_is_there
 from weir.runtime.telemetry import setup_tracing, shutdown_tracing
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
@@ -172,6 +173,7 @@ class _Service(Generic[_ConfigT]):
         self._errors = ErrorGuard()
         self._loop_errors = LoopErrors()
         self._admin = AdminService(Identity(role, process_id, config.model_reference), self._describe)
+        self._metrics_port: MetricsPort | None = None
         self._ending = _Ending()
         self._readiness = ReadinessGuard(service_names)
         self._health = health.aio.HealthServicer()
@@ -213,6 +215,7 @@ class _Service(Generic[_ConfigT]):
                 notes=self._notes,
             )
         )
+        await self._open_metrics_port()
         await self._server.start()
         self._listening.publish()
         _log.info("alive on %s", address)
@@ -223,6 +226,13 @@ class _Service(Generic[_ConfigT]):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._write_ready_file(address)
         _log.info("ready")
+
+    async def _open_metrics_port(self) -> None:
+        """Raises Unavailable."""
+        if self._config.metrics_port:
+            port = MetricsPort(self._config.metrics_host, self._config.metrics_port, self._admin.figures)
+            await port.start()
+            self._metrics_port = port
 
     async def _add_common_services(self) -> None:
         for name in self._service_names:
@@ -289,6 +299,8 @@ class _Service(Generic[_ConfigT]):
         if self._component is not None:
             await self._bounded("drain", self._component.drain(grace_s), grace_s + 1.0)
             await self._bounded("stop", self._component.stop(), _STOP_S)
+        if self._metrics_port is not None:
+            await self._bounded("metrics port", self._metrics_port.stop(), _SERVER_STOP_S)
         await self._bounded("server stop", self._server.stop(_SERVER_STOP_S), _SERVER_STOP_S + 1.0)
         await self._bounded("release", self._release(), _STOP_S)
         if not await asyncio.to_thread(shutdown_tracing, self._tracing, _TRACE_FLUSH_S):

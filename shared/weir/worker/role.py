@@ -1,6 +1,6 @@
 """What a prefill and a decode worker do differently, and what of their worker they do it with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from weir.engine.messages import Arrival, Command, EngineReport
 from weir.engine.plan import ModelRunner
 from weir.kv.arena.segment import Segment
 from weir.kv.messages import HandedOff
+from weir.telemetry.described import HistogramFigure
 from weir.worker.arena.arena import Arena
 from weir.worker.arena.page_keeper import PageKeeper
 from weir.worker.arena.prefixes import Prefixes
@@ -67,3 +68,5 @@ class Role(Protocol):
         ...
 
     def metrics(self) -> Mapping[str, float]: ...
+
+    def histograms(self) -> Sequence[HistogramFigure]: ...

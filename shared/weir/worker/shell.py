@@ -51,6 +51,7 @@ from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.gpu_meter import GpuMeter, try_gpu_meter
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
+from weir.worker.engine.step_histograms import StepHistograms
 from weir.worker.requests.commands import start_from_pb
 from weir.worker.requests.drain import Duty, Untaken, WorkerDrain
 from weir.worker.requests.end_releases import EndReleases
@@ -163,6 +164,7 @@ class WorkerShell:
         )
         self._role = make_role(parts)
         self._bounds = RunningBounds(context.process_id, context.config, post)
+        self._step_histograms = StepHistograms()
         self._cost_meter = CostMeter(clock, must_decode=context.role != "prefill")
         self._bus_link = BusLink(
             connect_bus,
@@ -264,7 +266,8 @@ class WorkerShell:
             metrics |= maker.metrics()
         if self._gpu_meter is not None:
             metrics |= self._gpu_meter.metrics()
-        return Description(metrics, report.integrity_errors)
+        histograms = (*self._step_histograms.figures(), *self._role.histograms())
+        return Description(metrics, report.integrity_errors, histograms=histograms)
 
     def _follow_rules(self, rules: WorkerRules) -> None:
         """The registry says it at once: the scheduler places by these bounds."""
@@ -295,6 +298,8 @@ class WorkerShell:
     def _on_report(self, report: EngineReport) -> None:
         try:
             self._cost_meter.on_report(report)
+            if report.timing is not None:
+                self._step_histograms.observe(report.timing)
             self._prefixes.on_report(report)
             self._manager.on_report(report, self._keeper.on_report(report))
             self._role.on_report(report)
@@ -331,6 +336,7 @@ class WorkerShell:
             cost=self._cost_meter.cost(),
             most_num_seqs=self._bounds.most.max_num_seqs,
             most_num_batched_tokens=self._bounds.most.max_num_batched_tokens,
+            arena_address=f"unix:{self._config.arena_socket_path}",
         )
 
     def _on_duty(self) -> None:

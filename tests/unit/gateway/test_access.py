@@ -20,7 +20,7 @@ from weir.bus.subjects import Subjects
 from weir.core.credentials import key_digest, make_key, try_read_key
 from weir.core.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from weir_gateway.access import AccessControl, AccessWatch
-from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.requests.client_request import GRPC_NAMES
 
 SUBJECTS = Subjects("test")

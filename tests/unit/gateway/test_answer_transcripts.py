@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import FinishReason
 from weir_gateway.frontends.anthropic.render import MessageEnd, MessageRenderer, MessageUsage
-from weir_gateway.frontends.openai_render import Json
+from weir_gateway.frontends.openai.render import Json
 from weir_gateway.frontends.responses.render import (
     ResponseEvents,
     ResponseHead,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.core.errors import InvalidRequest
-from weir_gateway.frontends.openai_schema import ChatBody, CompletionBody, chat_request, completion_request, parse_body
+from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody, chat_request, completion_request, parse_body
 from weir_gateway.requests.client_request import ClientRequest
 
 NAMES = (

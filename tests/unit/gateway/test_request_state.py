@@ -34,6 +34,17 @@ CLIENT_REQUEST = ClientRequest(
 )
 
 
+class Phases:
+    def __init__(self, phases: list[Phase]) -> None:
+        self._phases = phases
+
+    def on_phase(self, phase: Phase, placement: Placement | None) -> None:
+        self._phases.append(phase)
+
+    def on_tokens(self, now_s: float, num_tokens: int) -> None:
+        pass
+
+
 def make_state(phases: list[Phase], clock: ManualClock, *, deadline_at_s: float | None = None) -> RequestState:
     return RequestState(
         REQUEST_ID,
@@ -42,7 +53,7 @@ def make_state(phases: list[Phase], clock: ManualClock, *, deadline_at_s: float 
         traceparent="",
         has_output=asyncio.Event(),
         clock=clock,
-        on_phase=phases.append,
+        observer=Phases(phases),
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
-from weir_gateway.frontends.openai_render import Rendering
+from weir_gateway.frontends.openai.render import Rendering
 from weir_gateway.frontends.sse import ChunkEvents
 from weir_gateway.requests.output import OutputDelta
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.core.errors import FieldViolation
-from weir_gateway.frontends.openai_schema import CHAT_FIELDS, COMPLETION_FIELDS
+from weir_gateway.frontends.openai.schema import CHAT_FIELDS, COMPLETION_FIELDS
 from weir_gateway.frontends.unknown_fields import KnownFields, check_undeclared, ignored_header
 
 KNOWN = KnownFields(

@@ -14,7 +14,7 @@ from weir.core.errors import InvalidRequest, NotFound
 from weir.core.options import GenerateOptions
 from weir.core.sampling import SamplingParams, StopRules
 from weir.rpc.conversions import sampling_problems, sampling_to_pb
-from weir_gateway.frontends.openai_schema import HTTP_NAMES
+from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.requests.client_request import (
     GRPC_NAMES,
     ClientRequest,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from weir.runtime.config import ConfigError, resolve_config
-from weir.runtime.stack.instances import more_gateways
-from weir.runtime.stack.plan import GatewayPorts, StackConfig, plan_stack
+from weir.runtime.stack.instances import hold_metrics_ports, more_gateways
+from weir.runtime.stack.plan import GatewayPorts, StackConfig, num_services, plan_stack
 
 
 def test_every_gateway_listens_on_its_own_ports_and_is_an_endpoint(tmp_path: Path) -> None:
@@ -42,3 +42,23 @@ def test_ports_are_the_next_free_ones_and_never_one_twice() -> None:
 def test_how_many_there_may_be_is_said() -> None:
     with pytest.raises(ConfigError, match="gateways 5"):
         resolve_config(StackConfig, "up", flags={"gateways": 5}, environ={}, toml_path=None)
+
+
+def test_each_process_but_nats_has_a_port_for_its_metrics(tmp_path: Path) -> None:
+    config = StackConfig(prefill=2, schedulers=2, runtime_dir=tmp_path)
+    with ExitStack() as held:
+        ports = hold_metrics_ports(config, held)
+        assert len(set(ports)) == num_services(config) == 7
+    plan = plan_stack(config, 4222, metrics_ports=ports)
+    urls = {spec.name: spec.metrics_url for spec in plan.specs}
+    assert urls.pop("nats") == ""
+    assert sorted(urls.values()) == sorted(f"http://127.0.0.1:{port}/metrics" for port in ports)
+    for spec in plan.specs[1:]:
+        port = spec.command[spec.command.index("--metrics-port") + 1]
+        assert spec.metrics_url == f"http://127.0.0.1:{port}/metrics"
+    assert not any(str(port) in where for where in plan.endpoints.values() for port in ports)
+
+
+def test_a_plan_without_such_ports_has_no_such_pages(tmp_path: Path) -> None:
+    plan = plan_stack(StackConfig(runtime_dir=tmp_path), 4222)
+    assert not any(spec.metrics_url or "--metrics-port" in spec.command for spec in plan.specs)

@@ -8,11 +8,11 @@ from tests.unit.scheduler.scripted import Stack, eventually
 
 from weir.bus.codec import decode
 from weir.bus.in_memory import InMemoryHub
-from weir.bus.messages import LeaderRecord
+from weir.bus.messages import LEADER_KEY, LeaderRecord
 from weir.bus.protocol import BusError, KvBucket
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable
-from weir_scheduler.leadership import LEADER_KEY, LEADER_TTL_S, Leadership
+from weir_scheduler.leadership import LEADER_TTL_S, Leadership
 
 
 class Contest:

@@ -10,12 +10,12 @@ from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.in_memory import InMemoryBucket, InMemoryBus, InMemoryHub
-from weir.bus.messages import Cancel, Finish, Held, HeldReply, Outcome, Submit, SubmitReply
+from weir.bus.messages import LEADER_KEY, Cancel, Finish, Held, HeldReply, Outcome, Submit, SubmitReply
 from weir.bus.protocol import BusTimeout, BusUnavailable
 from weir.bus.queue_report import QueueReport
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable
-from weir_scheduler.leadership import LEADER_KEY, STUCK_AFTER_S, Leadership
+from weir_scheduler.leadership import STUCK_AFTER_S, Leadership
 
 
 class Disk:

@@ -14,7 +14,7 @@ from weir_gateway.frontends.error_forms import ANTHROPIC_ID_HEADER
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import dump
-from weir_gateway.frontends.openai_schema import parse_body
+from weir_gateway.frontends.openai.schema import parse_body
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.output import OutputDelta
 

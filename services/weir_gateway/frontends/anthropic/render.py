@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from weir.core.errors import WeirError
 from weir.core.life import FinishReason
 from weir_gateway.frontends.error_forms import anthropic_error_body
-from weir_gateway.frontends.openai_render import Json
+from weir_gateway.frontends.openai.render import Json
 from weir_gateway.frontends.typed_events import TextEvents, typed_event, typed_events
 
 _STOP_REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens"}

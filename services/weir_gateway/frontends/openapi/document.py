@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from weir.core.options import NUMBER_RULES, NumberRule
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody
-from weir_gateway.frontends.openai_schema import ChatBody, CompletionBody
+from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody
 from weir_gateway.frontends.openapi.answers import ANSWERS, Schema
 from weir_gateway.frontends.responses.schema import ResponsesBody
 from weir_gateway.frontends.tools_schema import DetokenizeBody, TokenizeBody

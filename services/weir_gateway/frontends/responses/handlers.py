@@ -17,8 +17,8 @@ from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
-from weir_gateway.frontends.openai_render import Json, LogprobsRenderer
-from weir_gateway.frontends.openai_schema import parse_body
+from weir_gateway.frontends.openai.render import Json, LogprobsRenderer
+from weir_gateway.frontends.openai.schema import parse_body
 from weir_gateway.frontends.responses.render import ResponseEvents, ResponseHead, ResponseState, TokenCounts, kept
 from weir_gateway.frontends.responses.schema import AskedResponse, ResponsesBody, Turn, asked_response
 from weir_gateway.frontends.responses.store import KeptResponse, ResponseStore

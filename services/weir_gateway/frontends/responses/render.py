@@ -14,7 +14,7 @@ from enum import Enum
 
 from weir.core.errors import InvalidRequest, Overloaded, WeirError
 from weir.core.life import FinishReason
-from weir_gateway.frontends.openai_render import Json, error_body
+from weir_gateway.frontends.openai.render import Json, error_body
 from weir_gateway.frontends.responses.schema import AskedResponse
 from weir_gateway.frontends.typed_events import TextEvents, typed_event, typed_events
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from weir.bus.server import NatsServerMissing
 from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, WeirError
-from weir.core.ports import LOOPBACK, hold_port, server_ports
+from weir.core.ports import LOOPBACK, NoFreePort, free_port, hold_port, server_ports
 from weir.core.process import ProcessIdentity
 from weir.runtime.config import check_instance
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths, find_instances
-from weir.runtime.stack.plan import GatewayPorts, StackConfig, StackPlan, default_instance, plan_stack
+from weir.runtime.stack.plan import GatewayPorts, StackConfig, StackPlan, default_instance, num_services, plan_stack
 from weir.runtime.stack.processes import all_tagged, find_tagged, is_running, send_signal
 from weir.runtime.stack.state import try_read_state
 from weir.runtime.stack.supervised import StartPolicy
@@ -68,7 +68,8 @@ async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[st
         held.enter_context(_hold_port(config.host, config.http_port, "--http-port"))
         nats_port = 0 if config.nats else held.enter_context(hold_nats_port(config)).getsockname()[1]
         try:
-            plan = plan_stack(config, nats_port, more_gateways(config, nats_port, held))
+            gateways = more_gateways(config, nats_port, held)
+            plan = plan_stack(config, nats_port, gateways, hold_metrics_ports(config, held))
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
         config.paths.make_admin_key()
@@ -207,3 +208,17 @@ def more_gateways(config: StackConfig, nats_port: int, held: ExitStack) -> list[
         raise PortBusy(f"no free port on {config.host} above {first_port} for another gateway")
 
     return [GatewayPorts(next_free(config.grpc_port), next_free(config.http_port)) for _ in range(1, config.gateways)]
+
+
+def hold_metrics_ports(config: StackConfig, held: ExitStack) -> list[int]:
+    """A port of the loopback interface for each process but NATS, kept by `held` from now on. Raises PortBusy."""
+    ports: list[int] = []
+    try:
+        while len(ports) < num_services(config):
+            port = free_port()
+            with suppress(OSError):  # somebody else took it meanwhile
+                held.enter_context(hold_port(LOOPBACK, port))
+                ports.append(port)
+    except NoFreePort as error:
+        raise PortBusy(str(error)) from error
+    return ports

@@ -32,6 +32,7 @@ class ProcessReport:
     uptime_s: float
     address: str
     log_path: str
+    metrics_url: str = ""
     process_id: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     integrity_errors: tuple[str, ...] = ()
@@ -98,6 +99,7 @@ async def _observe_process(process: ProcessState, is_supervised: bool) -> Proces
         uptime_s=_seconds_since(process.started_at) if runs else 0.0,
         address=process.address,
         log_path=process.log_path,
+        metrics_url=process.metrics_url,
         process_id=described.process_id,
         metrics=dict(described.metrics),
         integrity_errors=tuple(described.integrity_errors),

@@ -5,7 +5,7 @@ import socket
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -165,6 +165,8 @@ class ProcessSpec:
     ready_file: Path
     probe: Probe
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    metrics_url: str = ""
+    """Of the page of its figures; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,11 @@ class StackPlan:
     grace_s: float
 
 
-def plan_stack(config: StackConfig, nats_port: int, more_gateways: Sequence[GatewayPorts] = ()) -> StackPlan:
-    """The stack with its NATS at `nats_port`, unless that is elsewhere; `more_gateways`: all but the first.
+def plan_stack(
+    config: StackConfig, nats_port: int, more_gateways: Sequence[GatewayPorts] = (), metrics_ports: Sequence[int] = ()
+) -> StackPlan:
+    """The stack with its NATS at `nats_port`, unless that is elsewhere; `more_gateways`: all but the first;
+    `metrics_ports`: one a process but NATS, or none at all.
 
     Raises NatsServerMissing, ValueError.
     """
@@ -200,20 +205,31 @@ def plan_stack(config: StackConfig, nats_port: int, more_gateways: Sequence[Gate
         endpoints[f"OpenAI{suffix}"] = f"http://{config.host}:{ports.http}/v1"
         endpoints[f"gRPC{suffix}"] = f"{config.host}:{ports.grpc}"
     endpoints["NATS"] = masked_url(nats_url)
-    specs = tuple(_plan_processes(config, nats_url, nats_port, gateways))
+    services = _plan_services(config, nats_url, gateways)
+    if metrics_ports:
+        services = [_with_metrics(spec, port) for spec, port in zip(services, metrics_ports, strict=True)]
+    specs = (*(() if config.nats else (_nats_spec(config, nats_port),)), *services)
     return StackPlan(config.paths, specs, endpoints, config.start_timeout_s, config.grace_s)
 
 
-def _plan_processes(
-    config: StackConfig, nats_url: str, nats_port: int, gateways: Sequence[GatewayPorts]
-) -> list[ProcessSpec]:
+def num_services(config: StackConfig) -> int:
+    """Processes of a stack but NATS."""
+    return 1 + config.schedulers + config.prefill + config.decode + config.gateways
+
+
+def _with_metrics(spec: ProcessSpec, port: int) -> ProcessSpec:
+    command = (*spec.command, "--metrics-port", str(port))
+    return replace(spec, command=command, metrics_url=f"http://{LOOPBACK}:{port}/metrics")
+
+
+def _plan_services(config: StackConfig, nats_url: str, gateways: Sequence[GatewayPorts]) -> list[ProcessSpec]:
+    """All but NATS."""
     arena = f"unix:{config.paths.arena_socket}"
     neighbours = ("--workers-on-machine", str(config.prefill + config.decode))
     worker_flags = ("--arena-socket", str(config.paths.arena_socket), *neighbours)
     context = ("--max-context-tokens", str(config.max_context_tokens))
     arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
-    specs = [] if config.nats else [_nats_spec(config, nats_port)]
-    specs.append(_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context, *neighbours)))
+    specs = [_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context, *neighbours))]
     for index in range(config.schedulers):
         specs.append(_service_spec(config, nats_url, "scheduler", index, f"{LOOPBACK}:0", _scheduler_flags(config)))
     for role, number in (("prefill", config.prefill), ("decode", config.decode)):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from weir.core.process import ProcessIdentity
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Of the file's form. A file of another version names no process here: the tags of the processes do."""
 
 Phase = Literal["starting", "ready", "stopping"]
@@ -27,6 +27,8 @@ class ProcessState:
     started_at: float
     address: str
     log_path: str
+    metrics_url: str = ""
+    """Of its own page of metrics; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

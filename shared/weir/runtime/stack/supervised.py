@@ -101,6 +101,7 @@ class SupervisedProcess:
             num_restarts=max(0, self._num_starts - 1),
             started_at=self._started_at,
             address=self._address,
+            metrics_url=self.spec.metrics_url,
             log_path=str(self.spec.log_path),
         )
 

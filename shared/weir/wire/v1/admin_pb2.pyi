@@ -102,6 +102,7 @@ class DescribeResponse(_message.Message):
     UPTIME_MS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     INTEGRITY_ERRORS_FIELD_NUMBER: _builtins.int
+    HISTOGRAMS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """gateway, scheduler, prefill, decode or transfer."""
     process_id: _builtins.str
@@ -120,6 +121,10 @@ class DescribeResponse(_message.Message):
     def integrity_errors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A sentence for each thing that check_integrity() found wrong. Empty: none."""
 
+    @_builtins.property
+    def histograms(self) -> _containers.RepeatedCompositeFieldContainer[Global___Histogram]:
+        """What it has measured as histograms."""
+
     def __init__(
         self,
         *,
@@ -130,14 +135,119 @@ class DescribeResponse(_message.Message):
         uptime_ms: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         integrity_errors: _abc.Iterable[_builtins.str] | None = ...,
+        histograms: _abc.Iterable[Global___Histogram] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["integrity_errors", b"integrity_errors", "metrics", b"metrics", "model", b"model", "pid", b"pid", "process_id", b"process_id", "role", b"role", "uptime_ms", b"uptime_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["histograms", b"histograms", "integrity_errors", b"integrity_errors", "metrics", b"metrics", "model", b"model", "pid", b"pid", "process_id", b"process_id", "role", b"role", "uptime_ms", b"uptime_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class Histogram(_message.Message):
+    """How often values of each size were seen since the process started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    EDGES_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    EXEMPLARS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As Prometheus has it."""
+    total: _builtins.float
+    """Sum of all values."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Label names and values."""
+
+    @_builtins.property
+    def edges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Upper edges of the buckets, rising. A value belongs to the first edge that is not below it."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Values in each bucket alone; one more than edges: the last is above them all."""
+
+    @_builtins.property
+    def exemplars(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exemplar]:
+        """At most one a bucket."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        edges: _abc.Iterable[_builtins.float] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        total: _builtins.float = ...,
+        exemplars: _abc.Iterable[Global___Exemplar] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "edges", b"edges", "exemplars", b"exemplars", "labels", b"labels", "name", b"name", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Histogram: _TypeAlias = Histogram  # noqa: Y015
+
+@_typing.final
+class Exemplar(_message.Message):
+    """One value of a histogram, and the trace that it was seen in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    AT_S_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.int
+    """Of `counts`."""
+    value: _builtins.float
+    """The value itself."""
+    trace_id: _builtins.str
+    """32 hexadecimal digits."""
+    at_s: _builtins.float
+    """Unix time."""
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.int = ...,
+        value: _builtins.float = ...,
+        trace_id: _builtins.str = ...,
+        at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "bucket", b"bucket", "trace_id", b"trace_id", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Exemplar: _TypeAlias = Exemplar  # noqa: Y015
 
 @_typing.final
 class AdminSetLimitsRequest(_message.Message):

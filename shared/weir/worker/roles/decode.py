@@ -28,6 +28,7 @@ from weir.kv.geometry import num_reservable_pages, watermark_pages
 from weir.kv.memory.swap import SwapFile, num_swap_slots
 from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
+from weir.telemetry.described import HistogramFigure
 from weir.worker.arena.arena import UnreadableRecord, read_arrival
 from weir.worker.engine.model_loading import LoadedModel
 from weir.worker.requests.drain import Untaken
@@ -125,6 +126,9 @@ class DecodeRole:
 
     async def stop(self) -> None:
         await self._hand_overs.stop()
+
+    def histograms(self) -> tuple[HistogramFigure, ...]:
+        return ()
 
     def metrics(self) -> Mapping[str, float]:
         num_served = self._counters.get("taken_over", 0) + self._counters.get("adopted", 0) + self._num_local

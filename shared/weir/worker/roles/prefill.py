@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 
 from opentelemetry.trace import Span, Status, StatusCode, Tracer
 
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
+from weir.core.trace_context import sampled_trace_id
 from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.prefill import PrefillBatcher
 from weir.engine.counters import fingerprint_of
@@ -29,6 +31,9 @@ from weir.kv.arena.segment import Segment
 from weir.kv.geometry import watermark_pages
 from weir.kv.messages import HandedOff
 from weir.kv.records.record import SequenceParams
+from weir.telemetry.catalog.histograms import CALL_EDGES, HAND_OFF
+from weir.telemetry.described import HistogramFigure
+from weir.telemetry.histogram import Histogram
 from weir.worker.engine.model_loading import LoadedModel
 from weir.worker.requests.drain import Untaken
 from weir.worker.requests.spans import PrefillSpans
@@ -54,6 +59,8 @@ class HandOffs:
         self._spans = spans
         self._concurrency = asyncio.Semaphore(_MAX_AT_A_TIME)
         self._tasks = WorkerTasks(parts.request_shutdown)
+        self.seconds = Histogram(CALL_EDGES)
+        """Of the calls that committed one."""
         self._num_bytes_copied = 0
         self._num_refused = 0
         self._num_in_doubt = 0
@@ -86,7 +93,7 @@ class HandOffs:
     async def _settle(self, ready: HandOffReady, receiver: str, span: Span) -> Command:
         """What the engine is to do with the sequence, once the transfer service has answered."""
         key = ready.key
-        hashes = self._prefixes.hashes_of(key)
+        hashes, began_s = self._prefixes.hashes_of(key), time.monotonic()
         try:
             receipt = await self._arena.hand_off(ready.slot, key.request_id, key.attempt, receiver, hashes)
         except (Unavailable, InternalError, ValueError) as error:
@@ -102,6 +109,7 @@ class HandOffs:
         except Exception as error:  # noqa: BLE001 - the boundary of a task: its gateway must not wait for ever
             _log.exception("request %s: the hand-off to %s failed", key.request_id, receiver)
             return self._leave_in_doubt(key, FailureReason.INTERNAL, f"failed: {type(error).__name__}", span)
+        self.seconds.observe_traced(time.monotonic() - began_s, sampled_trace_id(span), time.time())
         self._num_bytes_copied += receipt.num_bytes_copied
         fingerprint = fingerprint_of(key.request_id, ready.page_ids)
         _log.debug("request %s: %d pages (%012x) to %s", key.request_id, receipt.num_pages, fingerprint, receiver)
@@ -166,3 +174,6 @@ class PrefillRole:
 
     def metrics(self) -> Mapping[str, float]:
         return self._hand_offs.metrics() | {"num_open_spans": float(self._spans.num_open)}
+
+    def histograms(self) -> tuple[HistogramFigure, ...]:
+        return (HistogramFigure(HAND_OFF.name, self._hand_offs.seconds.value()),)

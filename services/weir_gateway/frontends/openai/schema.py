@@ -1,5 +1,5 @@
 """The bodies of OpenAI's requests that Weir serves, read strictly. What it does not serve is refused by name
-(`unknown_fields`, with the tables of `openai_fields`)."""
+(`unknown_fields`, with the tables of `fields`)."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
-from weir_gateway.frontends.openai_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, NO_TOOLS, REASONS
-from weir_gateway.frontends.openai_render import Rendering
+from weir_gateway.frontends.openai.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, NO_TOOLS, REASONS
+from weir_gateway.frontends.openai.render import Rendering
 from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import (
     ClientRequest,

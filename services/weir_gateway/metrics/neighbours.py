@@ -1,0 +1,135 @@
+"""The other processes of the stack, as the bus shows them, and what each says of itself when it is asked.
+
+    registry    workers by id ──> address, and the address of their transfer service
+    leader key  scheduler     ──> address
+
+All of it is done when somebody scrapes, at rest nothing. Whoever does not answer in time is left out: nobody's old
+figures are shown as if they were new.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc.aio
+
+from weir.bus.codec import MalformedMessage, decode
+from weir.bus.messages import LEADER_KEY, LeaderRecord, WorkerRecord
+from weir.bus.protocol import Bus, BusError, KvEntry
+from weir.bus.subjects import WORKER_TTL_S, Subjects
+from weir.core.clock import Clock
+from weir.rpc.channel import make_channel
+from weir.rpc.figures import described_from_pb
+from weir.telemetry.described import Described
+from weir.telemetry.page_cache import PageCache
+from weir.wire.v1 import admin_pb2, admin_pb2_grpc
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+logger = logging.getLogger(__name__)
+
+_MAX_WORKERS = 1024
+_BUS_TIMEOUT_S = 1.0
+_DESCRIBE_TIMEOUT_S = 1.0
+_MAX_AT_ONCE = 32
+_MAX_AGE_S = 1.0
+"""A gateway asks each process once a second at most, however many scrape it."""
+_UNIX = "unix:"
+_RecordT = TypeVar("_RecordT", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Who answered. `workers` with the entry of the registry that each was found by."""
+
+    workers: tuple[tuple[WorkerRecord, Described], ...] = ()
+    others: tuple[Described, ...] = ()
+    """Transfer services and the scheduler that leads."""
+
+    @property
+    def all(self) -> list[Described]:
+        return [*(described for _, described in self.workers), *self.others]
+
+
+class NeighbourWatch:
+    """Asks when it is asked. The bus stays the caller's."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, clock: Clock) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._asking = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._kept = PageCache[str, Neighbours](_MAX_AGE_S, clock.now_s)
+
+    async def neighbours(self) -> Neighbours:
+        """As of a second ago at most. Takes as long as the slowest, some seconds at most."""
+        return await self._kept.page("", self._ask_all)
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    async def _ask_all(self) -> Neighbours:
+        workers, scheduler_address = await self._find_all()
+        others = {scheduler_address, *(worker.arena_address for worker in workers)}
+        reachable = [address for address in sorted(others) if address and _is_here(address)]
+        asked = [worker.address for worker in workers] + reachable
+        await self._drop_channels(set(asked))
+        found = await asyncio.gather(*(self._try_ask(address) for address in asked))
+        of_workers = [
+            (worker, replace(described, role=worker.role))
+            for worker, described in zip(workers, found, strict=False)
+            if described is not None
+        ]
+        return Neighbours(tuple(of_workers), tuple(one for one in found[len(workers) :] if one is not None))
+
+    async def _find_all(self) -> tuple[list[WorkerRecord], str]:
+        """Workers, and the address of the scheduler that leads; empty: not known."""
+        try:
+            async with asyncio.timeout(_BUS_TIMEOUT_S):
+                bucket = await self._bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
+                entries = await bucket.list_entries()
+                leader = await (await self._bus.bucket(self._subjects.leader_bucket, durable=True)).get(LEADER_KEY)
+        except (BusError, TimeoutError) as error:
+            logger.debug("the other processes are not known: %s", error or "no answer")
+            return [], ""
+        workers = [record for entry in entries[:_MAX_WORKERS] if (record := _try_decode(WorkerRecord, entry))]
+        leading = _try_decode(LeaderRecord, leader)
+        return workers, "" if leading is None or leading.is_released else leading.address
+
+    async def _try_ask(self, address: str) -> Described | None:
+        """None: it does not answer."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = make_channel(address)
+        stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
+        async with self._asking:
+            try:
+                answer = await stub.Describe(admin_pb2.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                logger.debug("%s does not say how it does: %s", address, error.code().name)
+                return None
+        return described_from_pb(answer)
+
+    async def _drop_channels(self, wanted: set[str]) -> None:
+        for address in self._channels.keys() - wanted:
+            await self._channels.pop(address).close()
+
+
+def _is_here(address: str) -> bool:
+    """A Unix socket is one of this host, or nobody's."""
+    return not address.startswith(_UNIX) or Path(address.removeprefix(_UNIX)).exists()
+
+
+def _try_decode(kind: type[_RecordT], entry: KvEntry | None) -> _RecordT | None:
+    if entry is None or entry.value is None:
+        return None
+    try:
+        return decode(kind, entry.value)
+    except MalformedMessage as error:
+        logger.debug("malformed entry %s: %s", entry.key, error)
+        return None

@@ -1,0 +1,40 @@
+"""Figures of transfer services: the arena."""
+
+from weir.telemetry.catalog.entry import rows
+
+TRANSFER = rows(
+    "transfer",
+    """
+total_pages > weir_arena_pages: Pages of the arena.
+free_pages > weir_arena_free_pages: Pages that nobody has.
+leased_pages > weir_arena_leased_pages: Pages that workers have.
+cached_pages > weir_arena_cached_pages: Pages that nobody has and prompts can use again.
+shared_pages > weir_arena_shared_pages: Cached pages that sequences use.
+orphaned_pages > weir_arena_orphaned_pages: Pages of workers that died, not given on yet.
+total_slots > weir_arena_slots: Slots for records of sequences.
+free_slots > weir_arena_free_slots: Slots that nobody has.
+orphaned_slots > weir_arena_orphaned_slots: Slots of workers that died, not given on yet.
+leases > weir_arena_leases: Workers that have a lease.
+suspect_leases > weir_arena_suspect_leases: Leases whose workers are silent.
+fencing_leases > weir_arena_fencing_leases: Leases whose workers are being ended.
+handoffs_total > weir_arena_hand_offs_total: Hand-offs that were committed.
+handoffs_repeated_total > weir_arena_hand_offs_repeated_total: Hand-offs that were asked for again.
+handoff_pages_total > weir_arena_hand_off_pages_total: Pages that changed hands.
+handoff_bytes_copied_total > weir_arena_hand_off_copied_bytes_total: Bytes copied for hand-offs; on one host none.
+fenced_total > weir_arena_workers_fenced_total: Workers that were ended since they were silent.
+orphaned_total > weir_arena_sequences_orphaned_total: Sequences of workers that died.
+adopted_total > weir_arena_sequences_adopted_total: Orphaned sequences that other workers went on with.
+handed_over_total > weir_arena_sequences_handed_over_total: Sequences given away by workers that were emptied.
+reclaimed_pages_total > weir_arena_reclaimed_pages_total: Orphaned pages that became free.
+reclaimed_slots_total > weir_arena_reclaimed_slots_total: Orphaned slots that became free.
+prefix_hit_pages_total > weir_arena_prefix_hit_pages_total: Pages of prompts that were found in the cache.
+prefix_missed_pages_total > weir_arena_prefix_missed_pages_total: Full pages of prompts that were not.
+prefix_waits_total > weir_arena_prefix_waits_total: Prompts that waited while another one computed their beginning.
+prefix_pending > weir_arena_prefix_pending: Beginnings of prompts that are being computed, and waited for.
+prefix_evicted_pages_total > weir_arena_prefix_evicted_pages_total: Cached pages that made room.
+prefix_events_total > weir_arena_prefix_events_total: Changes of the cache told to the scheduler.
+prefix_events_failures_total > weir_arena_prefix_event_failures_total: Changes of the cache that could not be told.
+weights_bytes > weir_arena_weights_bytes: Bytes of weights that workers of the device share.
+weights_users > weir_arena_weights_users: Workers that use them.
+""",
+)

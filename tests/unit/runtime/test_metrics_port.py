@@ -1,0 +1,79 @@
+"""The page of one process on a port of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from weir.core.errors import Unavailable
+from weir.core.ports import LOOPBACK
+from weir.runtime.metrics_port import MetricsPort
+from weir.telemetry.catalog.histograms import HAND_OFF
+from weir.telemetry.described import Described, HistogramFigure
+from weir.telemetry.histogram import Histogram
+
+
+def described() -> Described:
+    histogram = Histogram((0.5,))
+    histogram.observe(0.25, 3)
+    figures = [HistogramFigure(HAND_OFF.name, histogram.value())]
+    return Described("prefill", "prefill-0-aa", {"steps_total": 4.0, "num_running": 2.0}, figures)
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    served = MetricsPort(LOOPBACK, 0, described)
+    await served.start()
+    yield served.port
+    await served.stop()
+
+
+async def asked(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    writer.write(data)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def get(path: str, *headers: str) -> bytes:
+    return "\r\n".join((f"GET {path} HTTP/1.1", "Host: x", *headers, "", "")).encode()
+
+
+async def test_it_says_what_the_process_says_of_itself(port: int) -> None:
+    head, _, body = (await asked(port, get("/metrics?x=1"))).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4")
+    found = {sample.name: sample for metric in parse_text(body.decode()) for sample in metric.samples}
+    assert found["weir_worker_steps_total"].value == 4.0
+    assert found["weir_worker_sequences_running"].labels == {"role": "prefill", "process": "prefill-0-aa"}
+    assert found["weir_hand_off_seconds_count"].value == 3.0
+
+
+async def test_it_speaks_openmetrics_with_those_who_do(port: int) -> None:
+    answer = await asked(port, get("/metrics", "accept: application/openmetrics-text; version=1.0.0"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/openmetrics-text" in head
+    assert len(list(parse_openmetrics(body.decode()))) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (get("/"), b"404 Not Found"),
+        (get("/metrics/"), b"404 Not Found"),
+        (get("/metrics").replace(b"GET", b"POST"), b"405 Method Not Allowed"),
+        (b"no HTTP at all\r\n\r\n", b"400 Bad Request"),
+        (get("/metrics", "x: " + "y" * 20_000), b"431 Request Header Fields Too Large"),
+    ],
+)
+async def test_all_else_is_refused(port: int, data: bytes, status: bytes) -> None:
+    assert (await asked(port, data)).startswith(b"HTTP/1.1 " + status)
+
+
+async def test_a_port_in_use_is_named(port: int) -> None:
+    with pytest.raises(Unavailable, match=rf"metrics cannot be served on {LOOPBACK}:{port} .*--metrics-port"):
+        await MetricsPort(LOOPBACK, port, described).start()
