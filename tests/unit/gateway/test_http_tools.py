@@ -18,7 +18,7 @@ from weir.testing.load import greedy_request
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpSettings
 
-OPEN_PATHS = {"/health", "/ping"}  # and /metrics, to whoever is on the machine
+OPEN_PATHS = {"/health", "/ping", "/openapi.json", "/docs"}
 CHAT = [{"role": "developer", "content": "Hi"}, {"role": "user", "content": [{"type": "text", "text": "yo"}]}]
 
 

@@ -28,16 +28,18 @@ def environ(server: LocalHub, tmp_path: Path, gguf_bytes: bytes) -> dict[str, st
     return unset | home | {"HF_ENDPOINT": server.endpoint, "COLUMNS": "400"}
 
 
+# Where SIGINT is ignored, as in a job in the background, a child ignores it too.
+WEIR = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from weir.cli.main import main
+main()
+"""
+
+
 def start(environ: Mapping[str, str], *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "weir.cli.main", *arguments]
-    return subprocess.Popen(
-        command,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
-    )
+    command = [sys.executable, "-c", WEIR, *arguments]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def weir(environ: Mapping[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
