@@ -272,7 +272,11 @@ class InputProcessor:
     ) -> Sequence[CheckedRequest]:
         """One a prompt."""
         check_num_prompts(client_request, self._limits)
-        by_prompt = [await self._check(part, caller, span) for part in client_request.by_prompt()]
+        by_prompt: list[CheckedRequest] = []
+        for part in client_request.by_prompt():
+            if by_prompt:
+                await self._entry.turn()  # others have theirs between two prompts
+            by_prompt.append(await self._check(part, caller, span))
         check_all_prompts(by_prompt, self._limits)
         return await asyncio.gather(*map(self._lengths.with_prediction, by_prompt))
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from weir.core.errors import FieldViolation
 from weir.core.options import NUMBER_RULES, GenerateOptions
 from weir_gateway.frontends.openai.fields import COMMON_NEUTRAL, REASONS
-from weir_gateway.frontends.openai.schema import ChatBody
+from weir_gateway.frontends.openai.schema import ChatBody, is_too_long
 from weir_gateway.frontends.unknown_fields import KnownFields
 
 MAX_VIOLATIONS = 16
@@ -42,8 +42,10 @@ class AdapterBody(BaseModel):
     cache_prompt: bool | None = None
 
     def options(self, **own: Any) -> GenerateOptions:
-        """`own`: those whose fields have other names in each API."""
-        numbers: dict[str, Any] = {rule.name: getattr(self, rule.name, None) for rule in NUMBER_RULES}
+        """`own`: those whose fields have other names in each API. What a body does not declare is none of its options,
+        though it has an attribute."""
+        names = [rule.name for rule in NUMBER_RULES if rule.name in type(self).model_fields]
+        numbers: dict[str, Any] = {name: getattr(self, name) for name in names}
         return GenerateOptions(
             model=self.model or "",
             lane=self.lane or "",
@@ -86,13 +88,17 @@ def text_of(
         violations.append(FieldViolation(field_name, "must be a text, or a list of parts"))
         return ""
     texts = []
+    if is_too_long(value, field_name, violations):
+        return ""
     for index, part in enumerate(value):
+        if len(violations) >= MAX_VIOLATIONS:
+            break
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
         if isinstance(kind, str) and kind in ignored:
             continue
         if isinstance(kind, str) and kind in types and isinstance(text, str):
             texts.append(text)
-        elif len(violations) < MAX_VIOLATIONS:
+        else:
             wanted = f"must be a part of type {' or '.join(sorted(types))} with a text"
             violations.append(FieldViolation(f"{field_name}[{index}]", f"is of type {shown(kind)}; {wanted}"))
     return "".join(texts)

@@ -45,16 +45,21 @@ class KnownFields:
     ignored: frozenset[str] = frozenset()
 
     @cached_property
-    def by_plain_name(self) -> Mapping[str, str]:
-        """Those that matter."""
-        return {_plain(name): name for name in (*self.declared, *self.neutral)}
+    def _served(self) -> Mapping[str, str]:
+        return {_plain(name): name for name in self.declared}
+
+    @cached_property
+    def _not_served(self) -> Mapping[str, str]:
+        return {_plain(name): name for name in self.neutral}
 
     def try_find_meant(self, name: str) -> str | None:
-        """maxTokens, max-tokens and max_token are all `max_tokens`."""
+        """maxTokens, max-tokens and max_token are all `max_tokens`. What is not served has relatives (mirostat,
+        mirostat_tau) and is only found by its own name."""
         if not _MIN_CHARS <= len(name) <= _MAX_SHOWN_CHARS:
             return None
-        nearest = difflib.get_close_matches(_plain(name), self.by_plain_name, n=1, cutoff=_LEAST_LIKENESS)
-        return self.by_plain_name[nearest[0]] if nearest else None
+        plain = _plain(name)
+        nearest = difflib.get_close_matches(plain, self._served, n=1, cutoff=_LEAST_LIKENESS)
+        return self._served[nearest[0]] if nearest else self._not_served.get(plain)
 
 
 def check_undeclared(

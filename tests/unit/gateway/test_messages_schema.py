@@ -116,7 +116,7 @@ def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any],
 def test_a_message_needs_its_number_of_tokens_and_a_count_does_not() -> None:
     with pytest.raises(ValidationError, match="max_tokens"):
         MessagesBody.model_validate({"messages": [USER]})
-    request = count_request(CountTokensBody.model_validate({"messages": [USER], "system": "s"}))
+    request = count_request(CountTokensBody.model_validate({"messages": [USER], "system": "s"})).request
     assert turns_of(request.prompt) == [("system", "s"), ("user", "x")]
 
 

@@ -22,7 +22,7 @@ from weir_gateway.frontends.openapi.page import openapi_page
 CHAT = [{"role": "user", "content": "x"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": CHAT, "logprobs": True, "top_logprobs": 2},
-    "/v1/completions": {"prompt": ["ab", "c"], "logprobs": 1, "echo": True},
+    "/v1/completions": {"prompt": ["ab", "c"], "logprobs": 1, "echo": True, "max_tokens": 0},
     "/v1/responses": {"input": "x"},
     "/v1/messages": {"messages": CHAT, "max_tokens": 5},
     "/v1/messages/count_tokens": {"messages": CHAT},

@@ -150,3 +150,27 @@ async def test_token_ids_come_in_vllms_form(http: httpx.AsyncClient) -> None:
     answer = (await http.post("/v1/chat/completions", json=chat)).json()
     assert answer["prompt_token_ids"] == ids_of("user: x\n")
     assert answer["choices"][0]["token_ids"] == ids_of(ANSWER)
+
+
+async def test_others_have_their_turn_between_the_prompts_of_a_list(
+    world: World, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = world.gateway.processor._entry
+    turn, num_turns = entry.turn, 0
+
+    async def counted() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        await turn()
+
+    monkeypatch.setattr(entry, "turn", counted)
+    await client.completions.create(model="bytes", prompt=["one", "two", "three"])
+    assert num_turns == 3
+
+
+async def test_template_variables_are_bounded(http: httpx.AsyncClient) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": ["x"] * 5000}}
+    refused = await http.post("/v1/chat/completions", json=chat)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")
+    few = await http.post("/v1/chat/completions", json={**chat, "chat_template_kwargs": {"a": ["x"] * 20}})
+    assert few.status_code == 200, few.text

@@ -41,6 +41,12 @@ def test_what_is_near_nothing_is_no_slip(name: str) -> None:
         assert refused({name: 1}, known) == []
 
 
+def test_a_relative_of_what_is_not_served_is_no_slip() -> None:
+    for name in ("mirostat_tau", "mirostat_eta", "typical", "min_keep", "stream_reasoning"):
+        assert refused({name: 1}, CHAT_FIELDS) == []
+    assert refused({"bestOf": 1}) == [("bestOf", "is not a field of this request; 'best_of' is one")]
+
+
 def test_a_field_that_is_not_served_passes_with_the_values_that_change_nothing() -> None:
     assert refused({"audio": None, "best_of": 1, "beam": False}) == []
     assert refused({"audio": {}}) == [("audio", "is loud; leave it out")]
@@ -118,3 +124,41 @@ async def test_tools_that_may_not_be_called_change_nothing(http: httpx.AsyncClie
     answer = await http.post("/v1/chat/completions", json=chat)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
     assert 'Give tool_choice: "none" with it' in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("extra", [{"resume_from": 3}, {"resume_from": "x"}, {"n": 1.0}], ids=str)
+async def test_what_a_body_does_not_declare_is_none_of_its_options(
+    http: httpx.AsyncClient, path: str, extra: dict[str, object]
+) -> None:
+    bodies: dict[str, dict[str, object]] = {
+        "/v1/responses": {"input": "x"},
+        "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
+    }
+    answer = await http.post(path, json={**bodies[path], **extra}, headers={"Idempotency-Key": "k"})
+    assert answer.status_code == 200, answer.text
+    assert "hello" in answer.text
+
+
+async def test_counting_tokens_takes_what_the_same_message_takes(http: httpx.AsyncClient) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "stop_sequences": ["a"], "session_id": 1}
+    answer = await http.post("/v1/messages/count_tokens", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-weir-ignored-fields"] == "session_id"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": ["a"] * 5000}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}] * 5000}]}, "messages[0].content"),
+        ("/v1/responses", {"input": [{}] * 5000}, "input"),
+    ],
+    ids=["prompts", "messages", "parts", "items"],
+)
+async def test_a_list_that_is_far_too_long_is_not_read(
+    http: httpx.AsyncClient, path: str, body: dict[str, object], param: str
+) -> None:
+    error = (await http.post(path, json=body)).json()["error"]
+    assert (error["param"], "has 5000 entries; at most 4096 are read" in error["message"]) == (param, True)

@@ -15,6 +15,7 @@ from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import dump
 from weir_gateway.frontends.openai.schema import parse_body
+from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.output import OutputDelta
 
@@ -41,8 +42,10 @@ class MessagesApi:
         tokenization.check_room(caller)
         body = parse_body(CountTokensBody, await self._bodies.read(request))
         asked = count_request(body, self._answering.unknown_fields)
-        num_tokens = await tokenization.tokenize(asked, caller, lambda _, token_ids: len(token_ids))
+        num_tokens = await tokenization.tokenize(asked.request, caller, lambda _, token_ids: len(token_ids))
         headers = {ANTHROPIC_ID_HEADER: request.state.correlation_id}
+        if asked.ignored_fields:
+            headers[IGNORED_HEADER] = ignored_header(asked.ignored_fields)
         return JSONResponse({"input_tokens": num_tokens}, headers=headers)
 
 

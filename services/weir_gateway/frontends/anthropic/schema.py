@@ -3,12 +3,13 @@
 What an answer would depend on and is not served is refused by name; what changes nothing is taken.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
-from weir_gateway.frontends.openai.schema import HTTP_NAMES
-from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
+from weir_gateway.frontends.openai.schema import HTTP_NAMES, MAX_ENTRIES, is_too_long
+from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 from weir_gateway.tokenization import TokenizeRequest
 
@@ -38,36 +39,36 @@ class MessagesBody(CountTokensBody):
     stop_sequences: list[str] | None = None
 
 
-_FIELDS = known_fields(
-    MessagesBody,
-    neutral={
-        "container": (),
-        "context_management": ({}, {"edits": []}),
-        "mcp_servers": ([],),
-        "output_config": ({},),
-        "output_format": (),
-        "speed": ("standard",),
-    },
-    reasons={
-        "max_completion_tokens": "is max_tokens here",
-        "reasoning_effort": "is not served: no model here is told how long to think",
-        "stop": "is stop_sequences here",
-        "output_config": "is not served yet: nothing here holds an answer to a form, or to an effort",
-        "output_format": "is not served yet: nothing here holds an answer to a form",
-    },
-    ignored=frozenset(
-        {
-            "betas",
-            "cache_control",
-            "diagnostics",
-            "inference_geo",
-            "metadata",
-            "service_tier",
-            "user_profile_id",
-            "workspace_id",
-        }
-    ),
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "container": (),
+    "context_management": ({}, {"edits": []}),
+    "mcp_servers": ([],),
+    "output_config": ({},),
+    "output_format": (),
+    "speed": ("standard",),
+}
+_REASONS: Mapping[str, str] = {
+    "max_completion_tokens": "is max_tokens here",
+    "reasoning_effort": "is not served: no model here is told how long to think",
+    "stop": "is stop_sequences here",
+    "output_config": "is not served yet: nothing here holds an answer to a form, or to an effort",
+    "output_format": "is not served yet: nothing here holds an answer to a form",
+}
+_IGNORED = frozenset(
+    {
+        "betas",
+        "cache_control",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
+    }
 )
+_MESSAGE_FIELDS = known_fields(MessagesBody, _NEUTRAL, _REASONS, _IGNORED)
+# A prompt has the same number of tokens whatever its answer may have.
+_COUNT_FIELDS = known_fields(CountTokensBody, _NEUTRAL, _REASONS, _IGNORED | {"max_tokens", "stop_sequences"})
 
 
 class AskedMessage(NamedTuple):
@@ -77,9 +78,16 @@ class AskedMessage(NamedTuple):
     ignored_fields: tuple[str, ...]
 
 
+class AskedCount(NamedTuple):
+    """The same of a prompt whose tokens are counted."""
+
+    request: TokenizeRequest
+    ignored_fields: tuple[str, ...]
+
+
 def messages_request(body: MessagesBody, correlation_id: str, unknown_fields: UnknownFields = "ignore") -> AskedMessage:
     """Raises InvalidRequest for what is not served."""
-    conversation, ignored = _read(body, unknown_fields)
+    conversation, ignored = _read(body, _MESSAGE_FIELDS, unknown_fields)
     client_request = ClientRequest(
         operation=Operation.CHAT,
         prompt=conversation,
@@ -92,29 +100,33 @@ def messages_request(body: MessagesBody, correlation_id: str, unknown_fields: Un
     return AskedMessage(client_request, ignored)
 
 
-def count_request(body: CountTokensBody, unknown_fields: UnknownFields = "ignore") -> TokenizeRequest:
+def count_request(body: CountTokensBody, unknown_fields: UnknownFields = "ignore") -> AskedCount:
     """Raises InvalidRequest as the request of the same messages would."""
-    conversation, _ = _read(body, unknown_fields)
-    return TokenizeRequest(
+    conversation, ignored = _read(body, _COUNT_FIELDS, unknown_fields)
+    request = TokenizeRequest(
         model=body.model or "",
         prompt=conversation,
         names=MESSAGES_NAMES,
         add_special_tokens=False,
     )
+    return AskedCount(request, ignored)
 
 
-def _read(body: CountTokensBody, unknown_fields: UnknownFields) -> tuple[Conversation, tuple[str, ...]]:
+def _read(
+    body: CountTokensBody, known: KnownFields, unknown_fields: UnknownFields
+) -> tuple[Conversation, tuple[str, ...]]:
     """And the names of fields that are ignored. An answer goes on with the assistant's turn that the messages end
     with."""
     violations: list[FieldViolation] = []
-    ignored = check_undeclared(body.model_extra, _FIELDS, unknown_fields, violations)
+    ignored = check_undeclared(body.model_extra, known, unknown_fields, violations)
     _check_tools(body, violations)
     _check_thinking(body.thinking, violations)
+    is_too_long(body.messages, "messages", violations)
     turns = []
     if body.system is not None:
         system = text_of(body.system, "system", _TEXT_BLOCKS, frozenset(), violations)
         turns.append({"role": "system", "content": system})
-    for index, message in enumerate(body.messages):
+    for index, message in enumerate(body.messages[:MAX_ENTRIES]):
         if len(violations) >= MAX_VIOLATIONS:
             break
         turns.append(_turn_of(message, f"messages[{index}]", violations))

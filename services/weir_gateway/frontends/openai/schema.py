@@ -42,6 +42,9 @@ HTTP_NAMES: FieldNames = {name: name for name in grpc_names()} | {
     "resume_from": "Last-Event-ID",
 }
 _MAX_TEMPLATE_VARIABLES_CHARS = 16_384
+MAX_ENTRIES = 4096
+"""Of a list that is read entry by entry. What each means has lower bounds, under which a longer one cannot be; this one
+is known before the event loop has read them."""
 
 
 class StreamOptions(BaseModel):
@@ -238,7 +241,9 @@ def _client_request(
 
 
 def conversation_of(messages: Sequence[Message], violations: list[FieldViolation]) -> Conversation:
-    """Adds to `violations` what has content that is no text."""
+    """Adds to `violations` what has content that is no text, and too many of them."""
+    if is_too_long(messages, "messages", violations):
+        return Conversation(())
     turns = tuple(
         {
             "role": "system" if message.role == "developer" else message.role,
@@ -247,6 +252,23 @@ def conversation_of(messages: Sequence[Message], violations: list[FieldViolation
         for index, message in enumerate(messages)
     )
     return Conversation(turns)
+
+
+def is_too_long(entries: Sequence[object], field: str, violations: list[FieldViolation]) -> bool:
+    """Then it is in `violations`."""
+    if len(entries) > MAX_ENTRIES:
+        violations.append(FieldViolation(field, f"has {len(entries)} entries; at most {MAX_ENTRIES} are read"))
+    return len(entries) > MAX_ENTRIES
+
+
+def _is_longer(value: object, max_chars: int) -> bool:
+    """Than so many characters of JSON, of which no more are made."""
+    num_chars = 0
+    for part in json.JSONEncoder().iterencode(value):
+        num_chars += len(part)
+        if num_chars > max_chars:
+            return True
+    return False
 
 
 def token_ids_of(value: object) -> tuple[int, ...] | None:
@@ -263,6 +285,8 @@ def _prompts_of(value: object, violations: list[FieldViolation]) -> Sequence[Pro
     if single is not None:
         return [single]
     entries = value if isinstance(value, list) else []
+    if is_too_long(entries, "prompt", violations):
+        return [Text("")]
     prompts = [_try_prompt_of(entry) for entry in entries]
     found = [prompt for prompt in prompts if prompt is not None]
     if entries and len(found) == len(entries):
@@ -286,7 +310,7 @@ def _try_prompt_of(value: object) -> Text | TokenIds | None:
 
 def _conversation_of_chat(body: ChatBody, violations: list[FieldViolation]) -> Conversation:
     variables = body.chat_template_kwargs or {}
-    if len(json.dumps(variables)) > _MAX_TEMPLATE_VARIABLES_CHARS:
+    if _is_longer(variables, _MAX_TEMPLATE_VARIABLES_CHARS):
         limit = f"is larger than {_MAX_TEMPLATE_VARIABLES_CHARS} characters of JSON"
         violations.append(FieldViolation("chat_template_kwargs", limit))
     if body.continue_final_message and body.add_generation_prompt:
@@ -310,6 +334,8 @@ def _check_tools(body: CommonBody, violations: list[FieldViolation]) -> None:
 
 def _content_of(value: object, field: str, violations: list[FieldViolation]) -> str:
     parts = value if isinstance(value, list) else [{"type": "text", "text": value}]
+    if is_too_long(parts, field, violations):
+        return ""
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
     strings = [text for text in texts if isinstance(text, str)]
     if len(strings) != len(parts):

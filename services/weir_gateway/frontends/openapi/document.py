@@ -30,6 +30,7 @@ _PARTS: Schema = {
 # Of fields that are read by more than their type.
 _SHAPES: Mapping[tuple[str, str], Schema] = {
     ("CompletionBody", "prompt"): {"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1}]},
+    ("CompletionBody", "max_tokens"): {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]},
     ("CompletionBody", "stop"): {"anyOf": [_TEXTS["items"], _TEXTS, {"type": "null"}]},
     ("ChatBody", "stop"): {"anyOf": [_TEXTS["items"], _TEXTS, {"type": "null"}]},
     ("Message", "content"): {"anyOf": [{"type": "string"}, _PARTS]},

@@ -9,7 +9,7 @@ from typing import Any
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
-from weir_gateway.frontends.openai.schema import HTTP_NAMES
+from weir_gateway.frontends.openai.schema import HTTP_NAMES, is_too_long
 from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 
@@ -148,7 +148,9 @@ def _turns_of(body: ResponsesBody, violations: list[FieldViolation]) -> tuple[Tu
         problem = "is missing; give a text, or a list of items" if body.input is None else "must be a text, or a list"
         violations.append(FieldViolation("input", problem))
         return ()
-    turns = []
+    turns: list[Turn] = []
+    if is_too_long(body.input, "input", violations):
+        return ()
     for index, item in enumerate(body.input):
         if len(violations) >= MAX_VIOLATIONS:
             break
