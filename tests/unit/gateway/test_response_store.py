@@ -85,6 +85,12 @@ async def test_what_is_too_large_is_not_kept() -> None:
     assert one.metrics()["responses_too_large_total"] == 1
 
 
+async def test_an_answer_whose_id_nobody_could_look_up_is_lost_and_not_too_large() -> None:
+    one = store(InMemoryHub())
+    assert not await one.try_keep("a", "resp_1", b"{}", TURNS)
+    assert (one.metrics()["responses_lost_total"], one.metrics()["responses_too_large_total"]) == (1, 0)
+
+
 async def test_what_fits_just_so_is_kept() -> None:
     one = store(InMemoryHub())
     assert await keep(one, 1, text="x" * (MAX_RESPONSE_BYTES - len(dump(TURNS).encode())))
