@@ -227,6 +227,8 @@ async def test_a_request_with_a_key_is_computed_once(world: World, http: httpx.A
     answers = [await http.post("/v1/responses", json={"input": "x"}, headers=headers) for _ in range(2)]
     texts = [answer.json()["output"][0]["content"][0]["text"] for answer in answers]
     assert texts == ["hello world"] * 2
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len(world.scheduler.submits) == 1
 
 
 @ONE_DISPATCH

@@ -70,7 +70,7 @@ class ResponseStore:
             async with asyncio.timeout(self._timeout_s):
                 await (await self._bucket(tenant)).put(key, encode(ResponseRecord(response, packed_turns)))
         except (BusError, TimeoutError) as error:
-            return self._lost(response_id, error)
+            return self._lost(response_id, _shown(error))
         self._counts["kept"] += 1
         return True
 
@@ -90,7 +90,7 @@ class ResponseStore:
             f"responses_{name}_total": float(self._counts[name]) for name in ("kept", "too_large", "lost", "malformed")
         }
 
-    def _lost(self, response_id: str, why: object) -> bool:
+    def _lost(self, response_id: str, why: str) -> bool:
         self._counts["lost"] += 1
         logger.warning("the answer %s is not kept: %s", response_id, why)
         return False
@@ -130,5 +130,9 @@ def _try_find_key(response_id: str) -> str | None:
 
 
 def _unavailable(error: BusError | TimeoutError) -> Unavailable:
-    message = f"kept answers cannot be looked up now ({error or 'no answer in time'}); try again"
+    message = f"kept answers cannot be looked up now ({_shown(error)}); try again"
     return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
+
+
+def _shown(error: BusError | TimeoutError) -> str:
+    return str(error) or "no answer in time"
