@@ -29,7 +29,7 @@ from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_metrics import is_on_this_machine, metrics_response
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
-from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
+from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump, dump_in_parts
 from weir_gateway.frontends.openai.render import AnswerRenderer, error_body
 from weir_gateway.frontends.openai.schema import (
     AskedAnswer,
@@ -101,7 +101,8 @@ class HttpFrontend:
         routes.append(Route("/health", _open(self._health), methods=["GET"]))
         routes.append(Route("/ping", _open(self._ping), methods=["GET", "POST"]))
         document = openapi_document(weir.__version__)
-        routes.append(Route("/openapi.json", _open(lambda: JSONResponse(document)), methods=["GET"]))
+        rendered = dump(document).encode()  # once: anybody may ask for it
+        routes.append(Route("/openapi.json", _open(lambda: _json_response(rendered)), methods=["GET"]))
         page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
         routes.append(Route("/docs", _open(lambda: HTMLResponse(page, headers=headers)), methods=["GET"]))
         if metrics is not None:
@@ -241,6 +242,10 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> Respon
     num_entries = sum(len(delta.logprobs) + len(delta.prompt_logprobs) for choice in deltas for delta in choice)
     is_short = num_entries * (1 + _num_top(opened.checked.sampling)) <= MAX_INLINE_ENTRIES
     content = render() if is_short else await asyncio.to_thread(render)
+    return _json_response(content)
+
+
+def _json_response(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
