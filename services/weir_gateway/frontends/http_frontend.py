@@ -29,7 +29,7 @@ from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_metrics import is_on_this_machine, metrics_response
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
-from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
+from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump, dump_in_parts
 from weir_gateway.frontends.openai.render import AnswerRenderer, error_body
 from weir_gateway.frontends.openai.schema import (
     AskedAnswer,
@@ -43,7 +43,7 @@ from weir_gateway.frontends.openapi.document import openapi_document
 from weir_gateway.frontends.openapi.page import CONTENT_SECURITY_POLICY, openapi_page
 from weir_gateway.frontends.responses.handlers import ResponsesApi
 from weir_gateway.frontends.responses.store import ResponseStore
-from weir_gateway.frontends.sse import DONE, ChunkEvents, event
+from weir_gateway.frontends.sse import DONE, ChunkEvents, event, events_in_parts
 from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.metrics.metrics_page import MetricsPage
@@ -101,7 +101,8 @@ class HttpFrontend:
         routes.append(Route("/health", _open(self._health), methods=["GET"]))
         routes.append(Route("/ping", _open(self._ping), methods=["GET", "POST"]))
         document = openapi_document(weir.__version__)
-        routes.append(Route("/openapi.json", _open(lambda: JSONResponse(document)), methods=["GET"]))
+        rendered = dump(document).encode()  # once: anybody may ask for it
+        routes.append(Route("/openapi.json", _open(lambda: _json_response(rendered)), methods=["GET"]))
         page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
         routes.append(Route("/docs", _open(lambda: HTMLResponse(page, headers=headers)), methods=["GET"]))
         if metrics is not None:
@@ -195,7 +196,7 @@ class HttpFrontend:
     ) -> AsyncIterator[bytes]:
         """Ends with StreamBroken after the event of an error."""
         is_going_on = asked.options.resume_from is not None
-        head = b"" if is_going_on else b"".join(event(chunk) for chunk in renderer.opening())
+        head = b"" if is_going_on else await _opening(renderer)
         chunks = ChunkEvents(renderer)
         num_chars = [state.output.num_skipped_chars for state in opened.states]
         try:
@@ -226,6 +227,10 @@ class HttpFrontend:
         return InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
 
 
+async def _opening(renderer: AnswerRenderer) -> bytes:
+    return await _rendered(lambda: events_in_parts(renderer.opening()), renderer.num_prompt_ids)
+
+
 async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> Response:
     deltas: list[list[OutputDelta]] = [[] for _ in opened.states]
     while True:
@@ -239,8 +244,17 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> Respon
         return dump_in_parts(renderer.whole([joined(choice) for choice in deltas])).encode()
 
     num_entries = sum(len(delta.logprobs) + len(delta.prompt_logprobs) for choice in deltas for delta in choice)
-    is_short = num_entries * (1 + _num_top(opened.checked.sampling)) <= MAX_INLINE_ENTRIES
-    content = render() if is_short else await asyncio.to_thread(render)
+    num_entries *= 1 + _num_top(opened.checked.sampling)
+    content = await _rendered(render, num_entries + renderer.num_prompt_ids + renderer.num_output_ids)
+    return _json_response(content)
+
+
+async def _rendered(render: Callable[[], bytes], num_entries: int) -> bytes:
+    """In a thread where it is long."""
+    return render() if num_entries <= MAX_INLINE_ENTRIES else await asyncio.to_thread(render)
+
+
+def _json_response(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 

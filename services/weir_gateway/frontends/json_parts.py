@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 
 MAX_INLINE_ENTRIES = 1024
-"""Log-probabilities of an answer that is rendered in the event loop: more of them in a thread."""
+"""Log-probabilities and token ids of an answer that is rendered in the event loop: more of them in a thread."""
 
 _NUM_AT_ONCE = 512
 _MAX_DEPTH = 7

@@ -16,6 +16,7 @@ from weir.bus.protocol import (
     BucketFull,
     BusError,
     BusMessage,
+    BusRefused,
     BusTimeout,
     BusUnavailable,
     Headers,
@@ -179,6 +180,10 @@ class NatsBus:
             if isinstance(error, nats.js.errors.APIError) and error.err_code == MAX_BYTES_EXCEEDED:
                 raise BucketFull(f"{subject} holds all that it may") from error
             raise BusUnavailable(f"{self._shown_url}: {error}") from error
+        except (nats.js.errors.NotFoundError, nats.js.errors.KeyValueError):
+            raise  # what a bucket itself makes something of
+        except nats.js.errors.APIError as error:
+            raise BusRefused(f"{self._shown_url} refuses {subject}: {error}") from error
 
     async def _unsubscribe(self, subscription: ClientSubscription) -> None:
         self._subscriptions.pop(subscription, None)

@@ -24,6 +24,10 @@ class BusUnavailable(BusError):
     """No connection to the server now; the bus goes on trying to reconnect."""
 
 
+class BusRefused(BusError):
+    """The server is there and does not do this: the account is at a limit, say."""
+
+
 class BucketMismatch(BusError):
     """The bucket was made by another version of Weir: it is neither read nor written."""
 
@@ -82,7 +86,7 @@ class Subscription(Protocol):
 class KvBucket(Protocol):
     """A key-value bucket. Entries vanish `ttl_s` after their last put; no watch shows that.
 
-    Every method may raise BusTimeout or BusUnavailable, and ValueError for a key that `check_key` refuses.
+    Every method may raise BusTimeout, BusUnavailable or BusRefused, and ValueError for a key that `check_key` refuses.
     """
 
     async def put(self, key: str, value: bytes) -> int:

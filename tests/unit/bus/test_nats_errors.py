@@ -7,7 +7,7 @@ import nats.js.errors
 import pytest
 
 from weir.bus.nats import NatsBus
-from weir.bus.protocol import BusTimeout, BusUnavailable, NoResponder
+from weir.bus.protocol import BusRefused, BusTimeout, BusUnavailable, NoResponder
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,11 @@ from weir.bus.protocol import BusTimeout, BusUnavailable, NoResponder
         (TimeoutError(), BusTimeout),
         (nats.js.errors.ServiceUnavailableError(code=503, description="no leader"), BusUnavailable),
         (nats.js.errors.ServerError(code=500, err_code=10047, description="insufficient storage"), BusUnavailable),
+        (nats.js.errors.BadRequestError(code=400, err_code=10027, description="maximum number of streams"), BusRefused),
+        (nats.js.errors.APIError(code=403, description="not allowed"), BusRefused),
+        (nats.js.errors.KeyWrongLastSequenceError(), nats.js.errors.KeyWrongLastSequenceError),
+        (nats.js.errors.KeyNotFoundError(), nats.js.errors.KeyNotFoundError),
+        (nats.js.errors.NotFoundError(code=404, err_code=10059), nats.js.errors.NotFoundError),
     ],
 )
 def test_whoever_waits_for_the_bus_sees_its_own_errors(raised: Exception, told: type[Exception]) -> None:

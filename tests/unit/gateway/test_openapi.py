@@ -67,6 +67,23 @@ async def test_it_is_served_without_a_key_and_has_no_reference_to_nowhere(http: 
     assert len({json.dumps(one) for one in answer.json()["paths"]}) == len(answer.json()["paths"])
 
 
+async def test_it_is_rendered_once(
+    http: httpx.AsyncClient, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[object] = []
+
+    def dumps(value: object, **options: Any) -> str:
+        rendered.append(value)
+        return json.JSONEncoder(**options).encode(value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "dumps", dumps)
+        answers = [await http.get("/openapi.json") for _ in range(2)]
+    assert document not in rendered
+    assert [answer.json() for answer in answers] == [document] * 2
+    assert answers[0].headers["content-type"] == "application/json"
+
+
 def test_numbers_have_the_ranges_that_are_checked(document: dict[str, Any]) -> None:
     properties = document["components"]["schemas"]["ChatBody"]["properties"]
     for rule in NUMBER_RULES:

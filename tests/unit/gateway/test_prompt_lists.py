@@ -1,7 +1,8 @@
 """A list of prompts is one piece of work: all are queued at once, and each has the answer it would have alone."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import httpx
 import openai
@@ -10,7 +11,9 @@ from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.world import World
 
 from weir.bus.messages import RefusalReason, SubmitReply
+from weir_gateway.frontends import http_frontend
 
+_VARYING = re.compile(r'"id":"[^"]*"|"created":\d+')
 ANSWER = "hé"  # é is two bytes, so two tokens
 
 
@@ -174,3 +177,55 @@ async def test_template_variables_are_bounded(http: httpx.AsyncClient) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")
     few = await http.post("/v1/chat/completions", json={**chat, "chat_template_kwargs": {"a": ["x"] * 20}})
     assert few.status_code == 200, few.text
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("wants", [{"echo": True}, {"return_token_ids": True}])
+async def test_many_ids_are_rendered_beside_the_event_loop_as_few_are(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, wants: dict[str, bool], *, is_stream: bool
+) -> None:
+    """Two prompts of two answers each: 10 ids of prompts, and 12 of output."""
+    body = {"prompt": [[97, 98], [99, 100, 101]], "n": 2, "seed": 1, "stream": is_stream, **wants}
+    in_threads: list[object] = []
+
+    async def to_thread(render: Callable[[], object]) -> object:
+        in_threads.append(render)
+        return render()
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    num_shown = 22 if "return_token_ids" in wants and not is_stream else 10
+    found = []
+    for max_inline in (num_shown, num_shown - 1):
+        monkeypatch.setattr(http_frontend, "MAX_INLINE_ENTRIES", max_inline)
+        answer = _VARYING.sub("", (await http.post("/v1/completions", json=body)).text)
+        found.append([line for line in answer.splitlines() if line][:4])  # of a stream, its opening
+        assert len(in_threads) == (max_inline < num_shown)
+    assert found[0] == found[1]
+
+
+async def test_the_prompt_ids_of_a_chat_count_once(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def to_thread(render: Callable[[], object]) -> object:
+        raise AssertionError(f"{render} is short")
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    monkeypatch.setattr(http_frontend, "MAX_INLINE_ENTRIES", len("user: x\n"))
+    chat = {"messages": [{"role": "user", "content": "x"}], "n": 3, "return_token_ids": True, "stream": True}
+    assert (await http.post("/v1/chat/completions", json=chat)).text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_prompt_of_ids_is_decoded_once_for_all_its_answers(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, *, is_stream: bool
+) -> None:
+    decoded: list[bytes] = []
+    decode = world.tokenizer.decode
+
+    def noted(token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        decoded.append(bytes(token_ids))
+        return decode(token_ids, skip_special=skip_special)
+
+    monkeypatch.setattr(world.tokenizer, "decode", noted)
+    body = {"prompt": [[97, 98], [99]], "n": 3, "echo": True, "stream": is_stream}
+    answer = (await http.post("/v1/completions", json=body)).text
+    assert decoded == [b"ab", b"c"]
+    assert (answer.count('"text":"ab'), answer.count('"text":"c')) == (3, 3)

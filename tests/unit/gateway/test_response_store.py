@@ -1,12 +1,13 @@
 """Kept answers: shared by gateways, of one tenant, bounded."""
 
+import asyncio
 import dataclasses
 
 import pytest
 
 from weir.bus import responses
 from weir.bus.codec import encode
-from weir.bus.in_memory import InMemoryHub
+from weir.bus.in_memory import InMemoryBucket, InMemoryHub
 from weir.bus.responses import MAX_RESPONSE_BYTES, ResponseRecord, tenant_name
 from weir.bus.subjects import Subjects
 from weir.core.clock import ManualClock
@@ -85,6 +86,12 @@ async def test_what_is_too_large_is_not_kept() -> None:
     assert one.metrics()["responses_too_large_total"] == 1
 
 
+async def test_an_answer_whose_id_nobody_could_look_up_is_lost_and_not_too_large() -> None:
+    one = store(InMemoryHub())
+    assert not await one.try_keep("a", "resp_1", b"{}", TURNS)
+    assert (one.metrics()["responses_lost_total"], one.metrics()["responses_too_large_total"]) == (1, 0)
+
+
 async def test_what_fits_just_so_is_kept() -> None:
     one = store(InMemoryHub())
     assert await keep(one, 1, text="x" * (MAX_RESPONSE_BYTES - len(dump(TURNS).encode())))
@@ -105,6 +112,27 @@ async def test_while_the_bus_is_away_answers_are_not_kept_and_look_ups_say_so() 
     hub.start()
     assert await has(one, 1)
     assert one.metrics()["responses_lost_total"] == 1
+
+
+async def test_a_bucket_that_never_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    one = ResponseStore(InMemoryHub().connect(), SUBJECTS, timeout_s=0.01)
+    await keep(one, 1)
+    async with asyncio.timeout(20):
+        monkeypatch.setattr(InMemoryBucket, "put", never)
+        assert not await keep(one, 2)
+        assert one.metrics()["responses_lost_total"] == 1
+        assert "is not kept: no answer in time" in caplog.text
+        monkeypatch.setattr(InMemoryBucket, "delete", never)
+        with pytest.raises(Unavailable, match="no answer in time"):
+            await one.delete("a", response_id(1))
+        monkeypatch.setattr(InMemoryBucket, "get", never)
+        with pytest.raises(Unavailable, match="no answer in time"):
+            await has(one, 1)
 
 
 @pytest.mark.parametrize("name", ["", "resp_", "resp_" + "A" * 32, "resp_" + "0" * 31, "*", "resp_>", "x" * 5000])

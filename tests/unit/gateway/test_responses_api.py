@@ -15,6 +15,7 @@ from tests.unit.gateway.world import FAST, World, open_world
 from weir.bus.configuration import AccessRules, TenantAccess
 from weir.bus.messages import RefusalReason
 from weir.core.credentials import key_digest
+from weir_gateway.frontends import json_parts
 from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.responses import handlers
 
@@ -153,6 +154,22 @@ async def test_a_kept_response_is_retrieved_as_it_was_and_deleted(world: World, 
         await client.responses.delete(made.id)
 
 
+async def test_a_kept_response_is_rendered_once(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[str] = []
+
+    def dump_in_parts(value: object) -> str:
+        rendered.append(json_parts.dump_in_parts(value))
+        return rendered[-1]
+
+    monkeypatch.setattr(handlers, "dump_in_parts", dump_in_parts)
+    made = await http.post("/v1/responses", json={"input": "x"})
+    assert rendered == [made.text]
+    assert (await http.get(f"/v1/responses/{made.json()['id']}")).text == made.text
+    assert made.json()["store"] is True
+
+
 async def test_a_response_that_is_not_to_be_stored_is_not_kept(world: World, client: openai.AsyncOpenAI) -> None:
     made = await client.responses.create(model="bytes", input="x", store=False)
     with pytest.raises(openai.NotFoundError) as missing:
@@ -227,6 +244,8 @@ async def test_a_request_with_a_key_is_computed_once(world: World, http: httpx.A
     answers = [await http.post("/v1/responses", json={"input": "x"}, headers=headers) for _ in range(2)]
     texts = [answer.json()["output"][0]["content"][0]["text"] for answer in answers]
     assert texts == ["hello world"] * 2
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len(world.scheduler.submits) == 1
 
 
 @ONE_DISPATCH

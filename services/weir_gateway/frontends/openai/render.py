@@ -76,6 +76,21 @@ class AnswerRenderer:
         self._is_chat = opened.checked.client_request.operation is Operation.CHAT
         self._logprobs = LogprobsRenderer(opened.checked.model.tokenizer.token_bytes)
         self._created_unix_s = int(time.time())
+        self._echoes: dict[int, str] = {}
+        """By prompt."""
+
+    @property
+    def num_prompt_ids(self) -> int:
+        """That are shown, or whose text is: over all choices."""
+        if not (self.rendering.echoes or self.rendering.returns_token_ids):
+            return 0
+        shown = self._opened.states[:1] if self._is_chat else self._opened.states
+        return sum(len(state.checked.prompt_token_ids) for state in shown)
+
+    @property
+    def num_output_ids(self) -> int:
+        """That are shown, of those there are now: over all choices."""
+        return self._opened.num_output_tokens if self.rendering.returns_token_ids else 0
 
     def whole(self, outputs: Sequence[OutputDelta]) -> Json:
         """The answer that is not streamed; `outputs` are its choices in order, complete."""
@@ -149,7 +164,10 @@ class AnswerRenderer:
         prompt = checked.client_request.prompt
         if isinstance(prompt, Text):
             return prompt.text
-        return checked.model.tokenizer.decode(checked.prompt_token_ids, skip_special=False)
+        index = choice // self._opened.num_answers
+        if index not in self._echoes:
+            self._echoes[index] = checked.model.tokenizer.decode(checked.prompt_token_ids, skip_special=False)
+        return self._echoes[index]
 
     def _echoed_logprobs(self, output: OutputDelta, of_prompt: Sequence[TokenLogprobs]) -> Json:
         """`choices[].logprobs` over prompt and output; its first token has none, for nothing comes before it."""

@@ -127,7 +127,8 @@ class _Answer:
     async def whole(self, output: OutputDelta) -> bytes:
         self._num_entries = len(output.logprobs)
         await self._rendered(partial(self._take, output))
-        return await self._rendered(partial(self._json, await self._end()))
+        end, content = await self._end()
+        return await self._rendered(partial(self._json, end)) if content is None else content
 
     def opening(self) -> bytes:
         return self._events.opening(is_kept=self._store is not None)
@@ -138,7 +139,8 @@ class _Answer:
 
     async def closing(self) -> bytes:
         self._num_entries = len(self._entries)
-        return await self._rendered(partial(self._events.closing, await self._end()))
+        end, _ = await self._end()
+        return await self._rendered(partial(self._events.closing, end))
 
     def failure(self, error: WeirError) -> bytes:
         return self._events.failure(error)
@@ -151,20 +153,21 @@ class _Answer:
         self._finish_reason = delta.finish_reason
         return entries
 
-    async def _end(self) -> ResponseState:
+    async def _end(self) -> tuple[ResponseState, bytes | None]:
+        """With the JSON of it, where it is kept."""
         opened = self._opened
         counts = TokenCounts(opened.num_prompt_tokens, opened.num_cached_tokens, opened.num_output_tokens)
         return await self._kept(ResponseState.ended(self._finish_reason, "".join(self._texts), self._entries, counts))
 
-    async def _kept(self, state: ResponseState) -> ResponseState:
+    async def _kept(self, state: ResponseState) -> tuple[ResponseState, bytes | None]:
         """Before its client knows of the end, so that it can go on from it at any gateway."""
         if self._store is None:
-            return state
+            return state, None
         as_kept = kept(state)
         turns: tuple[Turn, ...] = (*self._turns, ("assistant", state.text))
         content = await self._rendered(partial(self._json, as_kept))
         is_kept = await self._store.try_keep(self._tenant, self._head.response_id, content, turns)
-        return as_kept if is_kept else state
+        return (as_kept, content) if is_kept else (state, None)
 
     def _json(self, state: ResponseState) -> bytes:
         return dump_in_parts(self._head.response(state)).encode()

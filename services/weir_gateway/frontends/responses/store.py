@@ -58,19 +58,19 @@ class ResponseStore:
             return None
 
     async def try_keep(self, tenant: str, response_id: str, response: bytes, turns: tuple[Turn, ...]) -> bool:
-        """`response`: JSON; `turns`: the conversation up to and with the answer. False: it is too large, or the bus is
-        away."""
+        """`response`: JSON; `turns`: the conversation up to and with the answer. False: it is too large, or is
+        not taken."""
         key, packed_turns = _try_find_key(response_id), dump(turns).encode()
-        if key is None or len(response) + len(packed_turns) > MAX_RESPONSE_BYTES:
+        if key is None:
+            return self._lost(response_id, "nobody could look up that id: it is not resp_ and 32 digits of 0-9 a-f")
+        if len(response) + len(packed_turns) > MAX_RESPONSE_BYTES:
             self._counts["too_large"] += 1
             return False
         try:
             async with asyncio.timeout(self._timeout_s):
                 await (await self._bucket(tenant)).put(key, encode(ResponseRecord(response, packed_turns)))
         except (BusError, TimeoutError) as error:
-            self._counts["lost"] += 1
-            logger.warning("the answer %s is not kept: %s", response_id, error)
-            return False
+            return self._lost(response_id, _shown(error))
         self._counts["kept"] += 1
         return True
 
@@ -89,6 +89,11 @@ class ResponseStore:
         return {
             f"responses_{name}_total": float(self._counts[name]) for name in ("kept", "too_large", "lost", "malformed")
         }
+
+    def _lost(self, response_id: str, why: str) -> bool:
+        self._counts["lost"] += 1
+        logger.warning("the answer %s is not kept: %s", response_id, why)
+        return False
 
     async def _bucket(self, tenant: str) -> KvBucket:
         """Raises BusError."""
@@ -125,5 +130,9 @@ def _try_find_key(response_id: str) -> str | None:
 
 
 def _unavailable(error: BusError | TimeoutError) -> Unavailable:
-    message = f"kept answers cannot be looked up now ({error or 'no answer in time'}); try again"
+    message = f"kept answers cannot be looked up now ({_shown(error)}); try again"
     return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
+
+
+def _shown(error: BusError | TimeoutError) -> str:
+    return str(error) or "no answer in time"
