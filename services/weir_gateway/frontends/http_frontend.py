@@ -26,7 +26,7 @@ from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watch
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
-from weir_gateway.frontends.http_metrics import is_on_this_machine, metrics_response
+from weir_gateway.frontends.http_metrics import metrics_response
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
 from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
@@ -55,7 +55,6 @@ logger = logging.getLogger(__name__)
 _MAX_SHOWN_CHARS = 200
 
 _Handler = Callable[[Request, Caller], Awaitable[Response]]
-_NOBODY = Caller(tenant="", lanes=(), default_lane="", all_lanes=())
 
 
 class HttpFrontend:
@@ -105,21 +104,19 @@ class HttpFrontend:
         page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
         routes.append(Route("/docs", _open(lambda: HTMLResponse(page, headers=headers)), methods=["GET"]))
         if metrics is not None:
-            answer = partial(metrics_response, metrics)
-            routes.append(Route("/metrics", self._guarded(answer, is_on_this_machine), methods=["GET"]))
+            routes.append(Route("/metrics", self._guarded(partial(metrics_response, metrics)), methods=["GET"]))
         return HttpApp(routes, _on_http_exception)
 
-    def _guarded(self, handler: _Handler, is_open_to: Callable[[Request], bool] | None = None) -> Endpoint:
-        """For callers that are known, and for whoever sends what `is_open_to`. Gives the request its id
-        (`state.correlation_id`), and makes answers of errors."""
+    def _guarded(self, handler: _Handler) -> Endpoint:
+        """For callers that are known. Gives the request its id (`state.correlation_id`), and makes answers of
+        errors."""
 
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
             try:
                 # Before the body is read: nothing is done for an unknown caller.
-                is_open = is_open_to is not None and is_open_to(request)
-                caller = _NOBODY if is_open else self._identify(request)
+                caller = self._identify(request)
                 correlation.check()
                 response = await handler(request, caller)
             except WeirError as error:
