@@ -25,6 +25,7 @@ from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, FieldNames
 from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.requests.prompt_figures import count_prompt
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_figures import LaneFigures, RequestFigures
 from weir_gateway.requests.request_state import RequestState
@@ -367,9 +368,8 @@ class InputProcessor:
     def _on_end(self, key: tuple[str, str], opened: OpenRequest, figures: LaneFigures) -> None:
         self._by_client_id.pop(key, None)
         self._metrics.count_output_tokens(key[0], opened.num_output_tokens)
-        if opened.ended.result().phase is Phase.FINISHED:
-            figures.count_answers(state.output.num_tokens for state in opened.states)
-            figures.max_tokens.observe(opened.checked.stop_rules.max_tokens, len(opened.states))
+        for answers in opened.by_prompt:
+            count_prompt(figures, answers, is_finished=opened.ended.result().phase is Phase.FINISHED)
 
 
 def _time_left_s(options: GenerateOptions, call_left_s: float | None) -> float | None:

@@ -1,6 +1,7 @@
 """GET /metrics of a whole gateway, read with prometheus-client's parsers."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from tests.unit.gateway.fake_model import MAX_CONTEXT
 from tests.unit.gateway.fake_scheduler import INSTANCE
 from tests.unit.gateway.test_access import CLOSED, KEY_A
 from tests.unit.gateway.test_tenants_at_the_frontends import bearer, write
@@ -25,7 +27,7 @@ from weir.runtime.admin import AdminService, Description, Identity
 from weir.telemetry.catalog.histograms import CALL_EDGES, HAND_OFF
 from weir.telemetry.described import HistogramFigure
 from weir.telemetry.histogram import Histogram
-from weir.wire.v1 import admin_pb2_grpc
+from weir.wire.v1 import admin_pb2_grpc, worker_pb2
 
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
@@ -79,6 +81,50 @@ async def test_a_load_is_counted_as_it_was_sent(world: World, http: httpx.AsyncC
     assert value_of(found["vllm:request_success"], "_total", finished_reason="length") == 5.0
     assert value_of(found["vllm:num_requests_running"]) == value_of(found["vllm:num_requests_waiting"]) == 0.0
     assert "vllm:kv_cache_usage_perc" not in found
+
+
+async def test_each_prompt_of_a_list_is_counted_once_and_by_its_own_answers(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    prompts = ["Say hello", "Hi"]
+    seen: Counter[bytes] = Counter()
+
+    def num_cached_of(start: worker_pb2.Start) -> int:
+        """The second answer finds all that the first one computed."""
+        prompt = bytes(start.prompt_token_ids)
+        seen[prompt] += 1
+        return 1 if seen[prompt] == 1 else len(prompt)
+
+    world.pair.num_cached_of = num_cached_of
+    world.pair.answer_to = lambda start: list(b"long answer" if len(start.prompt_token_ids) == 9 else b"ok")
+    async with openai.AsyncOpenAI(base_url=f"{world.http_url}/v1", api_key="none", max_retries=0) as client:
+        await client.completions.create(model="bytes", prompt=prompts, n=2, max_tokens=MAX_CONTEXT - 2)
+    await world.until_idle()
+    found = await scraped(http)
+    assert value_of(found["weir_lane_prompt_tokens"], "_total", lane="standard") == 9.0 + 2.0
+    assert value_of(found["vllm:prompt_tokens"], "_total") == 9.0 + 2.0
+    assert value_of(found["vllm:prompt_tokens_cached"], "_total") == 1.0 + 1.0
+    of_prompts = {
+        "request_params_n": (2, 2 + 2),
+        "request_max_num_generation_tokens": (2, len("long answer") + len("ok")),
+        "request_params_max_tokens": (4, 2 * (MAX_CONTEXT - 9) + 2 * (MAX_CONTEXT - 2)),
+    }
+    for name, expected in of_prompts.items():
+        metric = found[f"vllm:{name}"]
+        assert (value_of(metric, "_count"), value_of(metric, "_sum")) == expected, name
+
+
+async def test_prompts_without_a_first_token_are_not_counted(world: World, http: httpx.AsyncClient) -> None:
+    world.pair.stops_after = 0
+    asking = asyncio.create_task(ask(world, n=2))
+    await world.until(lambda: len(world.pair.starts) == 2, "both have begun")
+    asking.cancel()
+    await asyncio.wait([asking])
+    await world.until_idle()
+    found = await scraped(http)
+    assert value_of(found["vllm:request_success"], "_total", finished_reason="abort") == 2.0
+    assert value_of(found["vllm:prompt_tokens"], "_total") == 0.0
+    assert value_of(found["vllm:request_params_n"], "_count") == 0.0
 
 
 async def test_openmetrics_leads_from_a_bucket_to_its_trace(world: World, http: httpx.AsyncClient) -> None:
