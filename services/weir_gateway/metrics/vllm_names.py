@@ -14,6 +14,7 @@ from weir.core.life import Phase
 from weir.telemetry.catalog.histograms import (
     STEP_TOKENS,
     VLLM_E2E_EDGES,
+    VLLM_ITERATION_EDGES,
     VLLM_ITL_EDGES,
     VLLM_TTFT_EDGES,
 )
@@ -121,7 +122,7 @@ def _iteration_tokens(view: ModelView) -> HistogramValue | None:
         for figure in described.histograms
         if figure.name == STEP_TOKENS.name
     }
-    return view.sums.of_histograms(STEP_TOKENS.name, values)
+    return view.sums.of_histograms(STEP_TOKENS.name, values, VLLM_ITERATION_EDGES)
 
 
 def _by_source(view: ModelView) -> Sequence[tuple[_Labels, _Value]]:

@@ -151,6 +151,21 @@ def test_what_a_worker_that_is_gone_had_counted_stays_in() -> None:
     assert value_of(again["vllm:num_preemptions_total"]) == 6.0
 
 
+@pytest.mark.parametrize("edges", [(1.0, 8.0), (*VLLM_ITERATION_EDGES, 32768), (2, *VLLM_ITERATION_EDGES[1:])])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_worker_with_other_edges_is_left_out(edges: tuple[float, ...], *, is_first: bool) -> None:
+    steps = Histogram(edges)
+    steps.observe(7)
+    record, known = described("d1", 0.0, 5)
+    other = replace(known, process_id="d0", histograms=[HistogramFigure(STEP_TOKENS.name, steps.value())])
+    workers = [(record, known), (replace(record, worker_id="d0"), other)]
+    found = by_name(view(Neighbours(tuple(reversed(workers) if is_first else workers))))
+    value = value_of(found["vllm:iteration_tokens_total"])
+    assert isinstance(value, HistogramValue)
+    assert (value.edges, value.num, value.total) == (VLLM_ITERATION_EDGES, 1, 5.0)
+    assert "vllm:iteration_tokens_total" not in by_name(view(Neighbours((workers[1],))))
+
+
 def test_sums_remember_few_processes_and_lose_nothing() -> None:
     sums = SteadySums(max_remembered=2)
     for index in range(5):
