@@ -212,11 +212,11 @@ class Gateway:
         await self._keys.stop()
         await end_tasks(self._tasks)
         await self._connections.close()
+        await self._http.stop()  # before what answers are made of
         await self._neighbours.close()
         await self._endpoint.close()
         self.processor.close()
         await asyncio.to_thread(self._lengths.close)
-        await self._http.stop()
         await self._bus.close()
 
     def _is_wanted(self, request_id: str, attempt: Attempt) -> bool:
