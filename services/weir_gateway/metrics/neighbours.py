@@ -126,7 +126,8 @@ class NeighbourWatch:
         stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
         async with self._asking:
             try:
-                answer = await stub.Describe(admin_pb2.DescribeRequest(), timeout=self._bounds.call_timeout_s)
+                request = admin_pb2.DescribeRequest(figures_only=True)
+                answer = await stub.Describe(request, timeout=self._bounds.call_timeout_s)
             except grpc.aio.AioRpcError as error:
                 logger.debug("%s does not say how it does: %s", address, error.code().name)
                 return

@@ -74,6 +74,22 @@ async def test_who_has_answered_is_there_although_others_take_too_long() -> None
     ]
 
 
+async def test_a_scrape_makes_nobody_check_itself() -> None:
+    checks = []
+
+    def check_integrity() -> list[str]:
+        checks.append(1)
+        return []
+
+    bus = InMemoryHub().connect()
+    async with served("prefill", Description({"steps_total": 9.0}, check_integrity)) as address:
+        await register(bus, worker_at(address, "prefill-0-cc", ""))
+        watch = NeighbourWatch(bus, SUBJECTS, ManualClock())
+        assert len((await watch.neighbours()).workers) == 1
+        await watch.close()
+    assert checks == []
+
+
 async def test_buckets_are_opened_once_however_many_scrape() -> None:
     bus, clock = InMemoryHub().connect(), ManualClock()
     opened = []
