@@ -16,6 +16,7 @@ from weir.core.errors import InternalError, WeirError
 from weir.core.sampling import SamplingParams
 from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
+from weir.telemetry.exposition import is_openmetrics
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
@@ -26,7 +27,6 @@ from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watch
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
-from weir_gateway.frontends.http_metrics import metrics_response
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
 from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
@@ -104,7 +104,7 @@ class HttpFrontend:
         page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
         routes.append(Route("/docs", _open(lambda: HTMLResponse(page, headers=headers)), methods=["GET"]))
         if metrics is not None:
-            routes.append(Route("/metrics", self._guarded(partial(metrics_response, metrics)), methods=["GET"]))
+            routes.append(Route("/metrics", self._guarded(partial(_metrics, metrics)), methods=["GET"]))
         return HttpApp(routes, _on_http_exception)
 
     def _guarded(self, handler: _Handler) -> Endpoint:
@@ -243,6 +243,13 @@ async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> Respon
 
 def _num_top(sampling: SamplingParams) -> int:
     return max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+
+
+async def _metrics(page: MetricsPage, request: Request, caller: Caller) -> Response:
+    """The same for every caller."""
+    del caller
+    made = await page.page(as_openmetrics=is_openmetrics(request.headers.get("accept", "")))
+    return Response(made.content, headers={"Content-Type": made.content_type, "Cache-Control": "no-store"})
 
 
 def _open(answer: Callable[[], Response]) -> Endpoint:

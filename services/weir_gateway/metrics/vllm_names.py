@@ -35,7 +35,7 @@ class Source(Enum):
     MEASURED = "measured"
     """By this gateway, of its own requests."""
     SUMMED = "summed"
-    """Over the processes that this gateway reaches: every gateway of a stack shows the same."""
+    """Over the processes that this gateway reaches, and of counters those that are gone as far as it saw them."""
     ABSENT = "absent"
 
 
@@ -99,8 +99,12 @@ def vllm_families(model: str, view: ModelView) -> list[Family]:
 
 
 def _pages_used(view: ModelView) -> float | None:
-    """Cached pages are free, as vLLM counts those that nobody uses."""
+    """Cached pages are free, as vLLM counts those that nobody uses. None: not all arenas of the workers are reached;
+    those of other hosts never are."""
+    hosts = {record.host_id for record, _ in view.neighbours.workers}
     arenas = [one.metrics for one in view.neighbours.others if one.role == "transfer" and "total_pages" in one.metrics]
+    if len(arenas) != len(hosts):
+        return None
     total = sum(arena["total_pages"] for arena in arenas)
     free = sum(arena["free_pages"] + arena["cached_pages"] for arena in arenas)
     return 1 - free / total if total else None

@@ -17,17 +17,18 @@ from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.clock import ManualClock
 from weir.core.ports import LOOPBACK
 from weir.rpc.server import make_server
-from weir.runtime.admin import Description
+from weir.runtime.admin import AdminService, Description, Identity
 from weir.wire.v1 import admin_pb2_grpc
 from weir_gateway.metrics.neighbours import AskBounds, NeighbourWatch
 
 SUBJECTS = Subjects(INSTANCE)
 
 
-class Silent(admin_pb2_grpc.AdminServicer):
+class Silent(AdminService):
     """A process that is reached and never answers."""
 
     def __init__(self) -> None:
+        super().__init__(Identity("prefill", "silent-0", "bytes"), Description)
         self.address = ""
         self.was_reached = asyncio.Event()
 

@@ -139,6 +139,14 @@ def test_pages_in_use_are_those_that_are_neither_free_nor_only_cached() -> None:
     assert value_of(found["vllm:cache_config_info"], block_size="16", num_gpu_blocks="50") == 1.0
 
 
+def test_without_the_arena_of_another_host_the_share_of_all_pages_is_not_known() -> None:
+    record, known = described("d2", 0.0)
+    elsewhere = replace(record, host_id="other host"), known
+    found = by_name(view(Neighbours((described("d1", 0.0), elsewhere), (ARENA,))))
+    assert "vllm:kv_cache_usage_perc" not in found
+    assert value_of(found["vllm:cache_config_info"], num_gpu_blocks="100") == 1.0
+
+
 def test_what_a_worker_that_is_gone_had_counted_stays_in() -> None:
     seen = view(Neighbours((described("d1", 2.0, 5, 900), described("d2", 3.0, 5))))
     assert value_of(by_name(seen)["vllm:num_preemptions_total"]) == 5.0
