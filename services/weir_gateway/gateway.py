@@ -212,11 +212,11 @@ class Gateway:
         await self._keys.stop()
         await end_tasks(self._tasks)
         await self._connections.close()
+        await self._http.stop()  # before what answers are made of
         await self._neighbours.close()
         await self._endpoint.close()
         self.processor.close()
         await asyncio.to_thread(self._lengths.close)
-        await self._http.stop()
         await self._bus.close()
 
     def _is_wanted(self, request_id: str, attempt: Attempt) -> bool:
@@ -243,9 +243,10 @@ class Gateway:
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
         }
-        errors = (self.processor.check_integrity(), self._driver.check_integrity(), self._keys.check_integrity())
-        integrity_errors = tuple(error for found in errors for error in found)
-        return Description(metrics, integrity_errors, histograms=self.processor.figures.histograms())
+        return Description(metrics, self._check_integrity, histograms=self.processor.figures.histograms())
+
+    def _check_integrity(self) -> list[str]:
+        return [*self.processor.check_integrity(), *self._driver.check_integrity(), *self._keys.check_integrity()]
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))

@@ -371,9 +371,21 @@ class InputProcessor:
     def _on_end(self, key: tuple[str, str], opened: OpenRequest, figures: LaneFigures) -> None:
         self._by_client_id.pop(key, None)
         self._metrics.count_output_tokens(key[0], opened.num_output_tokens)
-        if opened.ended.result().phase is Phase.FINISHED:
-            figures.count_answers(state.output.num_tokens for state in opened.states)
-            figures.max_tokens.observe(opened.checked.stop_rules.max_tokens, len(opened.states))
+        for answers in opened.by_prompt:
+            _count_prompt(figures, answers, is_finished=opened.ended.result().phase is Phase.FINISHED)
+
+
+def _count_prompt(figures: LaneFigures, answers: Sequence[RequestState], *, is_finished: bool) -> None:
+    """Of all answers to one prompt, which have ended. `is_finished`: their request has, as it should."""
+    begun = [answer for answer in answers if answer.output.num_tokens]
+    if begun:
+        figures.num_prompt_tokens += len(answers[0].checked.prompt_token_ids)
+        # What the first one computes is cached for the others: it was not before.
+        figures.num_cached_tokens += min(answer.num_cached_tokens for answer in begun)
+    if is_finished:
+        figures.num_choices.observe(len(answers))
+        figures.longest_output_tokens.observe(max(answer.output.num_tokens for answer in answers))
+        figures.max_tokens.observe(answers[0].checked.stop_rules.max_tokens, len(answers))
 
 
 def _time_left_s(options: GenerateOptions, call_left_s: float | None) -> float | None:

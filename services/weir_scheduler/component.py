@@ -124,11 +124,11 @@ class SchedulerComponent:
         leader key has `is_leader` 0 too, beside its numbers."""
         deposed = {"depositions_total": float(self._num_depositions)}
         if self._leader is None:
-            return Description({"is_leader": 0.0, **deposed}, ())
+            return Description({"is_leader": 0.0, **deposed})
         shell, is_stuck = self._leader.shell, bool(self._leader.leadership.stuck_reason)
         standing = {"is_leader": float(not is_stuck), "leader_key_is_stuck": float(is_stuck)}
         own = {**standing, "operators_refused_total": float(self._operators.num_refused), **deposed}
-        return Description({**shell.metrics(), **self._leader.keeper.metrics(), **own}, shell.check_integrity())
+        return Description({**shell.metrics(), **self._leader.keeper.metrics(), **own}, shell.check_integrity)
 
     async def _lead_for_ever(self, bus: Bus, bucket: KvBucket) -> None:
         """Whenever nobody else does."""

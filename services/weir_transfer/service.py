@@ -111,7 +111,7 @@ class TransferService:
         events = self._publisher.metrics() if self._publisher is not None else {}
         slabs = self._slab_server
         weights = {} if slabs is None else {"weights_bytes": slabs.num_bytes, "weights_users": slabs.num_users}
-        return Description({**self._core.metrics(), **events, **weights}, self._core.integrity_errors())
+        return Description({**self._core.metrics(), **events, **weights}, self._core.integrity_errors)
 
     async def _tick_for_ever(self) -> None:
         while True:

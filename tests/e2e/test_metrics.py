@@ -58,18 +58,20 @@ def metrics_urls(stack: Stack) -> dict[str, str]:
 
 
 def test_what_was_sent_is_what_is_counted(stack: Stack) -> None:
-    url = f"{stack.http_url}/metrics"
-    before = families(url)
+    url, own_url = f"{stack.http_url}/metrics", metrics_urls(stack)["gateway-0"]
+    before, own_before = families(url), families(own_url)
     num_prompt_tokens = ask(stack)
     time.sleep(_SETTLE_S)  # ends are confirmed, and no page is kept so long
-    after = families(url)
+    after, own_after = families(url), families(own_url)
 
     def rise(name: str, **labels: str) -> float:
         return total(after, name, **labels) - total(before, name, **labels)
 
     num_tokens = float(NUM_REQUESTS * NUM_TOKENS)
     assert rise("weir_gateway_requests_finished_total") == NUM_REQUESTS
-    assert rise("weir_tenant_prompt_tokens_total", tenant="default") == num_prompt_tokens
+    of_tenant = [total(own, "weir_tenant_prompt_tokens_total", tenant="default") for own in (own_before, own_after)]
+    assert of_tenant[1] - of_tenant[0] == num_prompt_tokens
+    assert total(after, "weir_tenant_prompt_tokens_total") == 0.0
     assert rise("weir_lane_output_tokens_total", lane="standard") == num_tokens
     assert rise("weir_worker_tokens_generated_total") == num_tokens
     assert rise("weir_step_sequences_count", role="decode") == rise("weir_worker_decode_steps_total", role="decode")

@@ -62,9 +62,14 @@ class OpenRequest:
         return self.checked.client_request.options.n or 1
 
     @property
+    def by_prompt(self) -> list[tuple[RequestState, ...]]:
+        """The answers to each prompt."""
+        return [self.states[first : first + self.num_answers] for first in range(0, len(self.states), self.num_answers)]
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Summed over all prompts."""
-        return sum(len(state.checked.prompt_token_ids) for state in self.states[:: self.num_answers])
+        return sum(len(answers[0].checked.prompt_token_ids) for answers in self.by_prompt)
 
     @property
     def num_output_tokens(self) -> int:
@@ -75,8 +80,7 @@ class OpenRequest:
     def num_cached_tokens(self) -> int:
         """Found in the prefix cache, summed over all prompts: of each by the choice that found most, for whose pages
         the others wait."""
-        num_cached, num_answers = [state.num_cached_tokens for state in self.states], self.num_answers
-        return sum(max(num_cached[first : first + num_answers]) for first in range(0, len(num_cached), num_answers))
+        return sum(max(state.num_cached_tokens for state in answers) for answers in self.by_prompt)
 
     async def next_delta(self) -> OutputDelta:
         """Waits for something to send, and for more of it while the event loop is behind. Raises the first error, after

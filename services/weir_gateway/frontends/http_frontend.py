@@ -16,6 +16,7 @@ from weir.core.errors import InternalError, WeirError
 from weir.core.sampling import SamplingParams
 from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
+from weir.telemetry.exposition import is_openmetrics
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
@@ -26,7 +27,6 @@ from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watch
 from weir_gateway.frontends.http_app import Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
-from weir_gateway.frontends.http_metrics import is_on_this_machine, metrics_response
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
 from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump, dump_in_parts
@@ -55,7 +55,6 @@ logger = logging.getLogger(__name__)
 _MAX_SHOWN_CHARS = 200
 
 _Handler = Callable[[Request, Caller], Awaitable[Response]]
-_NOBODY = Caller(tenant="", lanes=(), default_lane="", all_lanes=())
 
 
 class HttpFrontend:
@@ -106,21 +105,19 @@ class HttpFrontend:
         page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
         routes.append(Route("/docs", _open(lambda: HTMLResponse(page, headers=headers)), methods=["GET"]))
         if metrics is not None:
-            answer = partial(metrics_response, metrics)
-            routes.append(Route("/metrics", self._guarded(answer, is_on_this_machine), methods=["GET"]))
+            routes.append(Route("/metrics", self._guarded(partial(_metrics, metrics)), methods=["GET"]))
         return HttpApp(routes, _on_http_exception)
 
-    def _guarded(self, handler: _Handler, is_open_to: Callable[[Request], bool] | None = None) -> Endpoint:
-        """For callers that are known, and for whoever sends what `is_open_to`. Gives the request its id
-        (`state.correlation_id`), and makes answers of errors."""
+    def _guarded(self, handler: _Handler) -> Endpoint:
+        """For callers that are known. Gives the request its id (`state.correlation_id`), and makes answers of
+        errors."""
 
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
             try:
                 # Before the body is read: nothing is done for an unknown caller.
-                is_open = is_open_to is not None and is_open_to(request)
-                caller = _NOBODY if is_open else self._identify(request)
+                caller = self._identify(request)
                 correlation.check()
                 response = await handler(request, caller)
             except WeirError as error:
@@ -260,6 +257,13 @@ def _json_response(content: bytes) -> Response:
 
 def _num_top(sampling: SamplingParams) -> int:
     return max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+
+
+async def _metrics(page: MetricsPage, request: Request, caller: Caller) -> Response:
+    """The same for every caller."""
+    del caller
+    made = await page.page(as_openmetrics=is_openmetrics(request.headers.get("accept", "")))
+    return Response(made.content, headers={"Content-Type": made.content_type, "Cache-Control": "no-store"})
 
 
 def _open(answer: Callable[[], Response]) -> Endpoint:

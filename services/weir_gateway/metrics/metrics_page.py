@@ -56,17 +56,17 @@ class MetricsPage:
         self._describe = describe
         self._watch = watch
         self._vllm_metrics = vllm_metrics
-        self._pages = PageCache[tuple[bool, bool], Page]()
+        self._pages = PageCache[bool, Page]()
 
-    async def page(self, *, as_openmetrics: bool, with_tenants: bool) -> Page:
-        """`with_tenants`: with figures by tenant, which are none of another tenant's business."""
+    async def page(self, *, as_openmetrics: bool) -> Page:
+        """Without figures by tenant, which are none of another tenant's business."""
 
         async def make() -> Page:
             families = await self._families()
-            shown = [one for one in families if with_tenants or not one.name.startswith(_OF_TENANTS)]
+            shown = [one for one in families if not one.name.startswith(_OF_TENANTS)]
             return await render(shown, as_openmetrics=as_openmetrics)
 
-        return await self._pages.page((as_openmetrics, with_tenants), make)
+        return await self._pages.page(as_openmetrics, make)
 
     async def _families(self) -> list[Family]:
         neighbours = await self._watch.neighbours()

@@ -8,6 +8,7 @@ figures are shown as if they were new.
 """
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import grpc.aio
 
 from weir.bus.codec import MalformedMessage, decode
 from weir.bus.messages import LEADER_KEY, LeaderRecord, WorkerRecord
-from weir.bus.protocol import Bus, BusError, KvEntry
+from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.clock import Clock
 from weir.rpc.channel import make_channel
@@ -33,12 +34,21 @@ logger = logging.getLogger(__name__)
 
 _MAX_WORKERS = 1024
 _BUS_TIMEOUT_S = 1.0
-_DESCRIBE_TIMEOUT_S = 1.0
-_MAX_AT_ONCE = 32
 _MAX_AGE_S = 1.0
 """A gateway asks each process once a second at most, however many scrape it."""
 _UNIX = "unix:"
 _RecordT = TypeVar("_RecordT", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class AskBounds:
+    """How long the others are asked, and how many at once."""
+
+    max_at_once: int = 32
+    """So that requests go on beside a scrape of many."""
+    call_timeout_s: float = 1.0
+    total_timeout_s: float = 3.0
+    """For all of them: whoever has not answered by then is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +67,18 @@ class Neighbours:
 class NeighbourWatch:
     """Asks when it is asked. The bus stays the caller's."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, clock: Clock) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, clock: Clock, bounds: AskBounds = AskBounds()) -> None:
         self._bus = bus
         self._subjects = subjects
+        self._bounds = bounds
+        self._workers: KvBucket | None = None
+        self._leader: KvBucket | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._asking = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._asking = asyncio.Semaphore(bounds.max_at_once)
         self._kept = PageCache[str, Neighbours](_MAX_AGE_S, clock.now_s)
 
     async def neighbours(self) -> Neighbours:
-        """As of a second ago at most. Takes as long as the slowest, some seconds at most."""
+        """As of a second ago at most. Takes as long as the slowest, four seconds at most."""
         return await self._kept.page("", self._ask_all)
 
     async def close(self) -> None:
@@ -79,21 +92,25 @@ class NeighbourWatch:
         reachable = [address for address in sorted(others) if address and _is_here(address)]
         asked = [worker.address for worker in workers] + reachable
         await self._drop_channels(set(asked))
-        found = await asyncio.gather(*(self._try_ask(address) for address in asked))
+        found: dict[str, Described] = {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._bounds.total_timeout_s):
+                await asyncio.gather(*(self._ask(address, found) for address in asked))
         of_workers = [
-            (worker, replace(described, role=worker.role))
-            for worker, described in zip(workers, found, strict=False)
-            if described is not None
+            (worker, replace(found[worker.address], role=worker.role)) for worker in workers if worker.address in found
         ]
-        return Neighbours(tuple(of_workers), tuple(one for one in found[len(workers) :] if one is not None))
+        return Neighbours(tuple(of_workers), tuple(found[address] for address in reachable if address in found))
 
     async def _find_all(self) -> tuple[list[WorkerRecord], str]:
         """Workers, and the address of the scheduler that leads; empty: not known."""
         try:
             async with asyncio.timeout(_BUS_TIMEOUT_S):
-                bucket = await self._bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
-                entries = await bucket.list_entries()
-                leader = await (await self._bus.bucket(self._subjects.leader_bucket, durable=True)).get(LEADER_KEY)
+                if self._workers is None:
+                    self._workers = await self._bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
+                if self._leader is None:
+                    self._leader = await self._bus.bucket(self._subjects.leader_bucket, durable=True)
+                entries = await self._workers.list_entries()
+                leader = await self._leader.get(LEADER_KEY)
         except (BusError, TimeoutError) as error:
             logger.debug("the other processes are not known: %s", error or "no answer")
             return [], ""
@@ -101,19 +118,20 @@ class NeighbourWatch:
         leading = _try_decode(LeaderRecord, leader)
         return workers, "" if leading is None or leading.is_released else leading.address
 
-    async def _try_ask(self, address: str) -> Described | None:
-        """None: it does not answer."""
+    async def _ask(self, address: str, found: dict[str, Described]) -> None:
+        """Adds its answer to what is found, if it gives one."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = make_channel(address)
         stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
         async with self._asking:
             try:
-                answer = await stub.Describe(admin_pb2.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
+                request = admin_pb2.DescribeRequest(figures_only=True)
+                answer = await stub.Describe(request, timeout=self._bounds.call_timeout_s)
             except grpc.aio.AioRpcError as error:
                 logger.debug("%s does not say how it does: %s", address, error.code().name)
-                return None
-        return described_from_pb(answer)
+                return
+        found[address] = described_from_pb(answer)
 
     async def _drop_channels(self, wanted: set[str]) -> None:
         for address in self._channels.keys() - wanted:

@@ -30,14 +30,17 @@ class SteadySums:
             self._forgotten[name] = self._forgotten.get(name, 0.0) + known.popitem(last=False)[1]
         return sum(known.values()) + self._forgotten.get(name, 0.0)
 
-    def of_histograms(self, name: str, values: Mapping[str, HistogramValue]) -> HistogramValue | None:
-        """The same of histograms that have the same edges. None: there are none now."""
-        if not values:
+    def of_histograms(
+        self, name: str, values: Mapping[str, HistogramValue], edges: tuple[float, ...]
+    ) -> HistogramValue | None:
+        """The same of histograms. Those with other edges, as a process of another release may have, are left out.
+        None: there are none now."""
+        known = {process: one for process, one in values.items() if one.edges == edges}
+        if not known:
             return None
-        edges = next(iter(values.values())).edges
         counts = [
-            int(self.of(f"{name} {bucket}", {process: float(one.counts[bucket]) for process, one in values.items()}))
+            int(self.of(f"{name} {bucket}", {process: float(one.counts[bucket]) for process, one in known.items()}))
             for bucket in range(len(edges) + 1)
         ]
-        total = self.of(f"{name} total", {process: one.total for process, one in values.items()})
+        total = self.of(f"{name} total", {process: one.total for process, one in known.items()})
         return HistogramValue(edges, tuple(counts), total)

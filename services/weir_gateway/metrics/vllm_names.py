@@ -14,6 +14,7 @@ from weir.core.life import Phase
 from weir.telemetry.catalog.histograms import (
     STEP_TOKENS,
     VLLM_E2E_EDGES,
+    VLLM_ITERATION_EDGES,
     VLLM_ITL_EDGES,
     VLLM_TTFT_EDGES,
 )
@@ -34,7 +35,7 @@ class Source(Enum):
     MEASURED = "measured"
     """By this gateway, of its own requests."""
     SUMMED = "summed"
-    """Over the processes that this gateway reaches: every gateway of a stack shows the same."""
+    """Over the processes that this gateway reaches, and of counters those that are gone as far as it saw them."""
     ABSENT = "absent"
 
 
@@ -98,8 +99,12 @@ def vllm_families(model: str, view: ModelView) -> list[Family]:
 
 
 def _pages_used(view: ModelView) -> float | None:
-    """Cached pages are free, as vLLM counts those that nobody uses."""
+    """Cached pages are free, as vLLM counts those that nobody uses. None: not all arenas of the workers are reached;
+    those of other hosts never are."""
+    hosts = {record.host_id for record, _ in view.neighbours.workers}
     arenas = [one.metrics for one in view.neighbours.others if one.role == "transfer" and "total_pages" in one.metrics]
+    if len(arenas) != len(hosts):
+        return None
     total = sum(arena["total_pages"] for arena in arenas)
     free = sum(arena["free_pages"] + arena["cached_pages"] for arena in arenas)
     return 1 - free / total if total else None
@@ -121,7 +126,7 @@ def _iteration_tokens(view: ModelView) -> HistogramValue | None:
         for figure in described.histograms
         if figure.name == STEP_TOKENS.name
     }
-    return view.sums.of_histograms(STEP_TOKENS.name, values)
+    return view.sums.of_histograms(STEP_TOKENS.name, values, VLLM_ITERATION_EDGES)
 
 
 def _by_source(view: ModelView) -> Sequence[tuple[_Labels, _Value]]:
@@ -160,7 +165,7 @@ _G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
 VLLM_NAMES: tuple[VllmName, ...] = (
     _measured("num_requests_running", _G, "Requests of this gateway that workers have.", _phases(_RUNNING)),
     _measured("num_requests_waiting", _G, "Requests of this gateway that wait for a worker.", _phases(_WAITING)),
-    _measured("prompt_tokens_total", _C, "Tokens of prompts that have a first token.",
+    _measured("prompt_tokens_total", _C, "Tokens of prompts that have a first token, added when their requests end.",
               lambda view: view.count(lambda lane: lane.num_prompt_tokens)),
     _measured("prompt_tokens_by_source_total", _C, "The same by where their pages came from.", _by_source),
     _measured("prompt_tokens_cached_total", _C, "Those of them that were in the prefix cache.",
@@ -193,9 +198,9 @@ VLLM_NAMES: tuple[VllmName, ...] = (
               _histogram(lambda lane: lane.prompt_tokens)),
     _measured("request_generation_tokens", _H, "Tokens of finished requests' answers.",
               _histogram(lambda lane: lane.output_tokens)),
-    _measured("request_max_num_generation_tokens", _H, "Tokens of the longest of a request's answers.",
+    _measured("request_max_num_generation_tokens", _H, "Tokens of the longest of a prompt's answers.",
               _histogram(lambda lane: lane.longest_output_tokens)),
-    _measured("request_params_n", _H, "Answers that finished requests asked for.",
+    _measured("request_params_n", _H, "Answers to a prompt that finished requests asked for.",
               _histogram(lambda lane: lane.num_choices)),
     _measured("request_params_max_tokens", _H, "Tokens that finished requests allowed at most.",
               _histogram(lambda lane: lane.max_tokens)),

@@ -1,7 +1,6 @@
 """What a gateway counts of its requests, by model and lane: updated for each token, read by whoever exports it."""
 
 from collections import Counter
-from collections.abc import Iterable
 
 from weir.telemetry.catalog.histograms import (
     E2E,
@@ -61,22 +60,17 @@ class LaneFigures:
         """Those that were not in the prefix cache."""
         self.output_tokens = Histogram(lengths)
         self.longest_output_tokens = Histogram(lengths)
-        """Of the answers to one request, the longest."""
+        """Of the answers to one prompt, the longest."""
         self.max_tokens = Histogram(lengths)
         self.num_choices = Histogram(VLLM_PARAMS_N_EDGES)
         self.num_prompt_tokens = 0
-        """Of requests that have a first token, and how many of these were cached."""
+        """Of prompts that have a first token, each once however many answers it has, and how many of these tokens were
+        cached."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         """As they come."""
         self.ends: Counter[str] = Counter()
         """By vLLM's words for how requests end: stop, length, abort, error."""
-
-    def count_answers(self, lengths: Iterable[int]) -> None:
-        """All answers to one request, which has ended: by their tokens."""
-        num_tokens = list(lengths)
-        self.num_choices.observe(len(num_tokens))
-        self.longest_output_tokens.observe(max(num_tokens))
 
     def histograms(self) -> list[tuple[str, tuple[tuple[str, str], ...], Histogram]]:
         """By the names that they are exported by, with their labels."""

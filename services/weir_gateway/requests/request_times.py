@@ -78,13 +78,9 @@ class RequestTimes:
 
     def end(self, ending: RequestEnd, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Once, after everything else."""
-        figures = self._figures
-        if self._num_tokens:
-            figures.num_prompt_tokens += num_prompt_tokens
-            figures.num_cached_tokens += num_cached_tokens
         reason = ending.finish_reason
         cut_off = "error" if ending.phase in (Phase.FAILED, Phase.REFUSED) else "abort"
-        figures.ends[cut_off if reason is None else _ENDS.get(reason, "abort")] += 1
+        self._figures.ends[cut_off if reason is None else _ENDS.get(reason, "abort")] += 1
         if ending.phase is not Phase.FINISHED or not self._num_tokens:
             return
         self._enter(_DECODE, self._token_at_s)

@@ -22,13 +22,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Description:
-    """What a component says about itself: counters (`…_total`) and gauges, and what check_integrity() found wrong."""
+    """What a component says about itself: counters (`…_total`) and gauges, and how to find what is wrong."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    integrity_errors: tuple[str, ...] = ()
+    check_integrity: Callable[[], Sequence[str]] = tuple
+    """Apart, since it takes milliseconds where there is much to check. To be called before anything else happens."""
     role: str = ""
     """Where it is not the one that the process was started in."""
     histograms: Sequence[HistogramFigure] = ()
+
+    @property
+    def integrity_errors(self) -> tuple[str, ...]:
+        """Found now: a sentence each."""
+        return tuple(self.check_integrity())
 
 
 class Operations(Protocol):
@@ -93,7 +99,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         request: admin_pb2.DescribeRequest,
         context: "grpc.aio.ServicerContext[admin_pb2.DescribeRequest, admin_pb2.DescribeResponse]",
     ) -> admin_pb2.DescribeResponse:
-        del request, context
+        del context
         description = self._describe()
         return admin_pb2.DescribeResponse(
             role=description.role or self._identity.role,
@@ -102,7 +108,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             model=self._identity.model,
             uptime_ms=int((time.monotonic() - self._started_at_s) * 1000),
             metrics=description.metrics,
-            integrity_errors=description.integrity_errors,
+            integrity_errors=() if request.figures_only else description.integrity_errors,
             histograms=map(histogram_to_pb, description.histograms),
         )
 

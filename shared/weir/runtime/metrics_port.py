@@ -7,6 +7,7 @@ connection, heads of bounded size and time, few connections at once: what a scra
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 
 import httptools
@@ -18,10 +19,7 @@ from weir.telemetry.families import gathered
 from weir.telemetry.page_cache import PageCache
 
 _log = logging.getLogger(__name__)
-_MAX_CONNECTIONS = 16
 _MAX_HEAD_BYTES = 8 << 10
-_HEAD_TIMEOUT_S = 5.0
-_SEND_TIMEOUT_S = 10.0
 _PATH = b"/metrics"
 
 
@@ -44,16 +42,33 @@ class _Head:
         self.is_whole = True
 
 
+@dataclass(frozen=True, slots=True)
+class PortBounds:
+    """What connections to one port may take."""
+
+    max_connections: int = 16
+    head_timeout_s: float = 5.0
+    send_timeout_s: float = 10.0
+    """From the page's first byte until the client has the last one; then the connection is cut."""
+
+
 class MetricsPort:
     """Serves from `start` to `stop`. `describe` is called in the event loop."""
 
-    def __init__(self, host: str, port: int, describe: Callable[[], Described]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        describe: Callable[[], Described],
+        bounds: PortBounds = PortBounds(),
+    ) -> None:
         self._host = host
         self._port = port
         self._describe = describe
+        self._bounds = bounds
         self._pages = PageCache[bool, Page]()
         self._server: asyncio.Server | None = None
-        self._num_open = 0
+        self._open: set[asyncio.StreamWriter] = set()
         self.port = 0
         """Once it has started."""
 
@@ -68,33 +83,39 @@ class MetricsPort:
         _log.info("metrics on %s:%d", self._host, self.port)
 
     async def stop(self) -> None:
-        """What is being answered ends with the process."""
+        """Cuts off what is being answered."""
         if self._server is not None:
             self._server.close()
+        for writer in tuple(self._open):
+            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._num_open += 1
+        if len(self._open) >= self._bounds.max_connections:
+            writer.transport.abort()
+            return
+        self._open.add(writer)
         try:
-            if self._num_open <= _MAX_CONNECTIONS:
-                await self._answer(reader, writer)
+            await self._answer(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             _log.debug("a scraper went away")
         except Exception:  # noqa: BLE001 - the boundary of one connection
             _log.exception("a scrape failed")
         finally:
-            self._num_open -= 1
-            writer.close()
+            # `close` would wait for ever for a client that does not read.
+            writer.transport.abort()
+            self._open.discard(writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(_HEAD_TIMEOUT_S):
+        async with asyncio.timeout(self._bounds.head_timeout_s):
             status, accept = await _read_head(reader)
         page = Page(f"{status.value} {status.phrase}\n".encode(), "text/plain; charset=utf-8")
         if status is HTTPStatus.OK:
             page = await self._page(accept)
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {page.content_type}\r\n"
         head += f"Content-Length: {len(page.content)}\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode() + page.content)
-        async with asyncio.timeout(_SEND_TIMEOUT_S):
+        async with asyncio.timeout(self._bounds.send_timeout_s):
+            writer.transport.set_write_buffer_limits(high=0)  # `drain` waits for all of it
+            writer.write(head.encode() + page.content)
             await writer.drain()
 
     async def _page(self, accept: str) -> Page:

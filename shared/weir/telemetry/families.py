@@ -1,6 +1,6 @@
 """What is exported: families of samples by name, whoever renders them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -32,12 +32,6 @@ class Family:
     help: str
     samples: tuple[Sample, ...] = field(default=())
 
-    @property
-    def num_lines(self) -> int:
-        """That it is rendered as, about."""
-        sizes = (len(s.value.counts) + 2 if isinstance(s.value, HistogramValue) else 1 for s in self.samples)
-        return 2 + sum(sizes)
-
 
 def gathered(families: Iterable[Family]) -> list[Family]:
     """Those of one name as one, in the order of their names. Of the same labels the last sample counts: nobody takes a
@@ -51,9 +45,3 @@ def gathered(families: Iterable[Family]) -> list[Family]:
 def _as_one(families: Sequence[Family]) -> Family:
     samples = {sample.labels: sample for family in families for sample in family.samples}
     return replace(families[0], samples=tuple(samples.values()))
-
-
-def labelled(samples: Iterable[Sample], labels: Mapping[str, str]) -> tuple[Sample, ...]:
-    """With these labels too."""
-    more = tuple(labels.items())
-    return tuple(Sample(sample.value, (*sample.labels, *more)) for sample in samples)

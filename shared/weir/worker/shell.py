@@ -267,7 +267,7 @@ class WorkerShell:
         if self._gpu_meter is not None:
             metrics |= self._gpu_meter.metrics()
         histograms = (*self._step_histograms.figures(), *self._role.histograms())
-        return Description(metrics, report.integrity_errors, histograms=histograms)
+        return Description(metrics, lambda: report.integrity_errors, histograms=histograms)
 
     def _follow_rules(self, rules: WorkerRules) -> None:
         """The registry says it at once: the scheduler places by these bounds."""

@@ -167,6 +167,8 @@ class FakePair:
     stops_after: int | None = None
     answer_to: Callable[[worker_pb2.Start], list[int]] | None = None
     """Instead of `answer`, where answers differ."""
+    num_cached_of: Callable[[worker_pb2.Start], int] = lambda _: NUM_CACHED_TOKENS
+    """Tokens of its prompt."""
     starts: dict[str, worker_pb2.Start] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -194,7 +196,7 @@ class FakePair:
         assert list(start.output_token_ids) == tokens[:first_index]
         new = tokens[first_index : first_index + 1]
         first = _update(start, first_index, new, logprobs=_logprobs(start, new))
-        first.num_cached_tokens = NUM_CACHED_TOKENS
+        first.num_cached_tokens = self.num_cached_of(start)
         if len(tokens) == first_index + 1:
             first.finish_reason = finish
             self.prefill.send(first)

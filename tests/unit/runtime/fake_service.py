@@ -87,7 +87,7 @@ class FakeService(inference_pb2_grpc.InferenceServicer):
             return asking.connect_ex(address.removeprefix("unix:") if is_unix else (host, int(port))) == 0
 
     def describe(self) -> Description:
-        return Description({"fakes_total": 3.0}, ("one page is missing",))
+        return Description({"fakes_total": 3.0}, lambda: ("one page is missing",))
 
     def _note(self, event: str) -> None:
         if self._config.events_file:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -9,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from weir.core.errors import Unavailable
 from weir.core.ports import LOOPBACK
-from weir.runtime.metrics_port import MetricsPort
+from weir.runtime.metrics_port import MetricsPort, PortBounds
 from weir.telemetry.catalog.histograms import HAND_OFF
 from weir.telemetry.described import Described, HistogramFigure
 from weir.telemetry.histogram import Histogram
@@ -77,3 +78,85 @@ async def test_all_else_is_refused(port: int, data: bytes, status: bytes) -> Non
 async def test_a_port_in_use_is_named(port: int) -> None:
     with pytest.raises(Unavailable, match=rf"metrics cannot be served on {LOOPBACK}:{port} .*--metrics-port"):
         await MetricsPort(LOOPBACK, port, described).start()
+
+
+NUM_LARGE_BYTES = 32 << 20
+"""More than the sockets between two processes hold."""
+
+
+def large() -> Described:
+    return Described("gateway", "g", {f'tenant_finished_total{{tenant="{"x" * NUM_LARGE_BYTES}"}}': 1.0})
+
+
+@asynccontextmanager
+async def bounded(bounds: PortBounds) -> AsyncIterator[MetricsPort]:
+    served = MetricsPort(LOOPBACK, 0, large, bounds)
+    await served.start()
+    try:
+        async with asyncio.timeout(30):
+            yield served
+    finally:
+        await served.stop()
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(LOOPBACK, port, limit=1024)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def stalled(port: int) -> AsyncIterator[asyncio.StreamReader]:
+    """Of a client that has asked, and does not read what it is sent."""
+    async with connected(port) as (reader, writer):
+        writer.write(get("/metrics"))
+        assert await reader.readexactly(12) == b"HTTP/1.1 200"
+        yield reader
+
+
+async def rest_of(reader: asyncio.StreamReader) -> int:
+    """Bytes until the connection ends, however it does."""
+    num_bytes = 0
+    try:
+        while data := await reader.read(1 << 20):
+            num_bytes += len(data)
+    except ConnectionResetError:
+        pass
+    return num_bytes
+
+
+async def num_sent(port: int) -> int:
+    async with connected(port) as (reader, writer):
+        writer.write(get("/metrics"))
+        return await rest_of(reader)
+
+
+async def test_a_client_that_does_not_read_has_its_place_until_it_is_cut_off() -> None:
+    async with bounded(PortBounds(max_connections=1, send_timeout_s=0.2)) as served, stalled(served.port) as reader:
+        while not await num_sent(served.port):
+            pass
+        assert await rest_of(reader) < NUM_LARGE_BYTES
+
+
+async def test_more_connections_than_there_may_be_are_closed_at_once() -> None:
+    bounds = PortBounds(max_connections=2, send_timeout_s=60.0)
+    async with bounded(bounds) as served, stalled(served.port) as one, stalled(served.port):
+        assert await num_sent(served.port) == 0
+        assert await rest_of(one) > NUM_LARGE_BYTES
+        async with stalled(served.port):
+            assert await num_sent(served.port) == 0
+
+
+async def test_who_does_not_ask_in_time_is_cut_off() -> None:
+    async with bounded(PortBounds(head_timeout_s=0.05)) as served, connected(served.port) as (reader, writer):
+        writer.write(get("/metrics")[:-2])
+        assert await rest_of(reader) == 0
+
+
+async def test_the_end_cuts_off_who_is_being_answered() -> None:
+    async with bounded(PortBounds(send_timeout_s=60.0)) as served, stalled(served.port) as reader:
+        await served.stop()
+        assert await rest_of(reader) < NUM_LARGE_BYTES

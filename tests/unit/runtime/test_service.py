@@ -38,6 +38,8 @@ def test_a_service_becomes_ready_describes_itself_and_ends_with_0(service_folder
         assert described.process_id == facts["process_id"]
         assert described.metrics["fakes_total"] == 3.0
         assert list(described.integrity_errors) == ["one page is missing"]
+        figures = admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(figures_only=True), timeout=5)
+        assert (figures.metrics["fakes_total"], list(figures.integrity_errors)) == (3.0, [])
         assert tokenize(channel, "four").token_ids == [4]
     assert service.end() == 0
     assert service.events == ["start", "drain 10", "stop", "recording False", "released, still served: False"]

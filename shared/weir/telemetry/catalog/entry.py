@@ -49,7 +49,7 @@ def scale_of(source: str) -> float:
 
 
 def rows(role: str, text: str) -> tuple[FigureEntry, ...]:
-    """Of lines `source [> name] [* label]: help`."""
+    """Of lines `source [> name] [by label]: help`."""
     return tuple(_row(role, line) for line in text.strip().splitlines())
 
 

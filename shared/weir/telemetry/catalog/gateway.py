@@ -26,7 +26,7 @@ tenant_finished_total > weir_tenant_requests_finished_total: Finished requests o
 tenant_refused_total > weir_tenant_requests_refused_total: Requests of a tenant that the scheduler did not take.
 tenant_prompt_tokens_total > weir_tenant_prompt_tokens_total: Tokens of a tenant's accepted prompts.
 tenant_output_tokens_total > weir_tenant_output_tokens_total: Tokens of a tenant's answers that ended.
-lane_prompt_tokens_total > weir_lane_prompt_tokens_total: Tokens of a lane's prompts that have a first token.
+lane_prompt_tokens_total > weir_lane_prompt_tokens_total: Tokens of a lane's answered prompts, added at the end.
 lane_output_tokens_total > weir_lane_output_tokens_total: Tokens of a lane's answers, as they come.
 labels_dropped_total > weir_labels_dropped_total: Things counted under the label "other" for want of room.
 requests_in_flight: Requests that have not ended.

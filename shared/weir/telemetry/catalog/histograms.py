@@ -72,7 +72,7 @@ E2E = HistogramEntry(
 )
 STAGE = HistogramEntry(
     "weir_stage_seconds",
-    "Parts of a request's life at the gateway: queue, start, prefill, hand_off, decode; they follow one another.",
+    "Parts of a request's life at the gateway: queue, start, prefill, decode; hand_off is the beginning of decode.",
     ("stage", "model", "lane"),
 )
 PROMPT_TOKENS = HistogramEntry("weir_request_prompt_tokens", "Tokens of finished requests' prompts.", ("model", "lane"))

@@ -58,12 +58,17 @@ class DescribeRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    FIGURES_ONLY_FIELD_NUMBER: _builtins.int
+    figures_only: _builtins.bool
+    """Without integrity_errors: check_integrity() takes milliseconds where there is much to check."""
     def __init__(
         self,
+        *,
+        figures_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures_only", b"figures_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -119,7 +124,7 @@ class DescribeResponse(_message.Message):
 
     @_builtins.property
     def integrity_errors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """A sentence for each thing that check_integrity() found wrong. Empty: none."""
+        """A sentence for each thing that check_integrity() found wrong. Empty: none, or not asked for."""
 
     @_builtins.property
     def histograms(self) -> _containers.RepeatedCompositeFieldContainer[Global___Histogram]:

@@ -139,6 +139,14 @@ def test_pages_in_use_are_those_that_are_neither_free_nor_only_cached() -> None:
     assert value_of(found["vllm:cache_config_info"], block_size="16", num_gpu_blocks="50") == 1.0
 
 
+def test_without_the_arena_of_another_host_the_share_of_all_pages_is_not_known() -> None:
+    record, known = described("d2", 0.0)
+    elsewhere = replace(record, host_id="other host"), known
+    found = by_name(view(Neighbours((described("d1", 0.0), elsewhere), (ARENA,))))
+    assert "vllm:kv_cache_usage_perc" not in found
+    assert value_of(found["vllm:cache_config_info"], num_gpu_blocks="100") == 1.0
+
+
 def test_what_a_worker_that_is_gone_had_counted_stays_in() -> None:
     seen = view(Neighbours((described("d1", 2.0, 5, 900), described("d2", 3.0, 5))))
     assert value_of(by_name(seen)["vllm:num_preemptions_total"]) == 5.0
@@ -149,6 +157,21 @@ def test_what_a_worker_that_is_gone_had_counted_stays_in() -> None:
     assert (steps.num, steps.total) == (4, 915.0)
     again = by_name(replace(seen, neighbours=Neighbours((described("d1", 2.0), described("d2", 4.0)))))
     assert value_of(again["vllm:num_preemptions_total"]) == 6.0
+
+
+@pytest.mark.parametrize("edges", [(1.0, 8.0), (*VLLM_ITERATION_EDGES, 32768), (2, *VLLM_ITERATION_EDGES[1:])])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_worker_with_other_edges_is_left_out(edges: tuple[float, ...], *, is_first: bool) -> None:
+    steps = Histogram(edges)
+    steps.observe(7)
+    record, known = described("d1", 0.0, 5)
+    other = replace(known, process_id="d0", histograms=[HistogramFigure(STEP_TOKENS.name, steps.value())])
+    workers = [(record, known), (replace(record, worker_id="d0"), other)]
+    found = by_name(view(Neighbours(tuple(reversed(workers) if is_first else workers))))
+    value = value_of(found["vllm:iteration_tokens_total"])
+    assert isinstance(value, HistogramValue)
+    assert (value.edges, value.num, value.total) == (VLLM_ITERATION_EDGES, 1, 5.0)
+    assert "vllm:iteration_tokens_total" not in by_name(view(Neighbours((workers[1],))))
 
 
 def test_sums_remember_few_processes_and_lose_nothing() -> None:

@@ -1,0 +1,120 @@
+"""Who is asked for a page of metrics, for how long, and by whom it is found."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from tests.unit.gateway.fake_scheduler import INSTANCE
+from tests.unit.gateway.metrics.test_page import served, worker_at
+from tests.unit.gateway.world import open_world
+
+from weir.bus.codec import encode
+from weir.bus.in_memory import InMemoryBus, InMemoryHub
+from weir.bus.messages import WorkerRecord
+from weir.bus.subjects import WORKER_TTL_S, Subjects
+from weir.core.clock import ManualClock
+from weir.core.ports import LOOPBACK
+from weir.rpc.server import make_server
+from weir.runtime.admin import AdminService, Description, Identity
+from weir.wire.v1 import admin_pb2_grpc
+from weir_gateway.metrics.neighbours import AskBounds, NeighbourWatch
+
+SUBJECTS = Subjects(INSTANCE)
+
+
+class Silent(AdminService):
+    """A process that is reached and never answers."""
+
+    def __init__(self) -> None:
+        super().__init__(Identity("prefill", "silent-0", "bytes"), Description)
+        self.address = ""
+        self.was_reached = asyncio.Event()
+
+    async def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
+        del request, context
+        self.was_reached.set()
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def silent() -> AsyncIterator[Silent]:
+    process, server = Silent(), make_server()
+    admin_pb2_grpc.add_AdminServicer_to_server(process, server)
+    process.address = f"{LOOPBACK}:{server.add_insecure_port(f'{LOOPBACK}:0')}"
+    await server.start()
+    try:
+        yield process
+    finally:
+        await server.stop(None)
+
+
+async def register(bus: InMemoryBus, *records: WorkerRecord) -> None:
+    workers = await bus.bucket(SUBJECTS.workers_bucket, ttl_s=WORKER_TTL_S)
+    for record in records:
+        await workers.put(record.worker_id, encode(record))
+
+
+async def test_who_has_answered_is_there_although_others_take_too_long() -> None:
+    bus = InMemoryHub().connect()
+    bounds = AskBounds(max_at_once=2, call_timeout_s=60.0, total_timeout_s=0.5)
+    async with silent() as process, served("prefill", Description({"steps_total": 9.0})) as address:
+        await register(
+            bus,
+            worker_at(process.address, "silent-0", ""),
+            worker_at(address, "prefill-0-cc", ""),
+            *(worker_at(process.address, f"silent-{index}", "") for index in range(1, 9)),
+        )
+        watch = NeighbourWatch(bus, SUBJECTS, ManualClock(), bounds)
+        async with asyncio.timeout(20):
+            found = await watch.neighbours()
+        await watch.close()
+    assert [(record.worker_id, described.metrics) for record, described in found.workers] == [
+        ("prefill-0-cc", {"steps_total": 9.0})
+    ]
+
+
+async def test_a_scrape_makes_nobody_check_itself() -> None:
+    checks = []
+
+    def check_integrity() -> list[str]:
+        checks.append(1)
+        return []
+
+    bus = InMemoryHub().connect()
+    async with served("prefill", Description({"steps_total": 9.0}, check_integrity)) as address:
+        await register(bus, worker_at(address, "prefill-0-cc", ""))
+        watch = NeighbourWatch(bus, SUBJECTS, ManualClock())
+        assert len((await watch.neighbours()).workers) == 1
+        await watch.close()
+    assert checks == []
+
+
+async def test_buckets_are_opened_once_however_many_scrape() -> None:
+    bus, clock = InMemoryHub().connect(), ManualClock()
+    opened = []
+    open_bucket = bus.bucket
+
+    async def counted(name: str, **options: Any) -> Any:
+        opened.append(name)
+        return await open_bucket(name, **options)
+
+    bus.bucket = counted  # type: ignore[method-assign]
+    watch = NeighbourWatch(bus, SUBJECTS, clock)
+    for _ in range(3):
+        await watch.neighbours()
+        clock.advance(2.0)
+    assert sorted(opened) == sorted([SUBJECTS.workers_bucket, SUBJECTS.leader_bucket])
+    await watch.close()
+
+
+async def test_a_scrape_that_is_under_way_is_answered_before_the_gateway_ends() -> None:
+    async with silent() as process:
+        async with open_world() as world:
+            await register(world.hub.connect(), worker_at(process.address, "silent-0", ""))
+            http = httpx.AsyncClient(base_url=world.http_url, timeout=30)
+            scraping = asyncio.create_task(http.get("/metrics"))
+            await process.was_reached.wait()
+        assert (await scraping).status_code == 200
+        await http.aclose()
