@@ -48,3 +48,15 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
     backend.decoder = decoders.ByteLevel()
     backend.save(str(folder / "tokenizer.json"))
     return tiny
+
+
+@pytest.fixture
+def gguf(server: LocalHub, gguf_bytes: bytes) -> bytes:
+    server.repositories["org/tiny"] = {"tiny.gguf": gguf_bytes, "README.md": b"read me"}
+    return gguf_bytes
+
+
+@pytest.fixture
+def folder(server: LocalHub, tiny_folder: TinyLlama) -> dict[str, bytes]:
+    server.add_folder("org/tiny", tiny_folder.folder)
+    return server.repositories["org/tiny"]

@@ -10,6 +10,7 @@ Source: "Understand caching" of huggingface_hub's manual. HF_HUB_CACHE and HF_HO
 
 import os
 import tempfile
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,15 @@ def write_absent(repository_folder: Path, commit: str, names: Iterable[str]) -> 
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).touch()
+
+
+def link_blob(blob: Path, path: Path) -> Path:
+    """`path` in a snapshot, a relative link to the blob: in one step, whatever was there. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{uuid.uuid4().hex}.link")
+    fresh.symlink_to(os.path.relpath(blob, path.parent))
+    fresh.replace(path)
+    return path
 
 
 def _missing(reference: HubReference, what: str) -> ModelNotFound:

@@ -106,7 +106,7 @@ def fetch_blob(url: str, file: RemoteFile, blobs_dir: Path, watch: FetchWatch, r
     """
     target = blobs_dir / file.digest
     if target.is_file():
-        if is_whole(target, file, watch):
+        if _is_whole(target, file, watch):
             return target
         target.unlink()
     blobs_dir.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def _follow_range(response: httpx2.Response, file: RemoteFile, partial: _Partial
         raise PullError(f"{file.name}: asked for bytes from {partial.done_bytes}, the server answers {found[:60]!r}")
 
 
-def is_whole(path: Path, file: RemoteFile, watch: FetchWatch) -> bool:
+def _is_whole(path: Path, file: RemoteFile, watch: FetchWatch) -> bool:
     """Whether a file has the size and the digest that the hub says. Reads all of it."""
     if path.stat().st_size != file.size_bytes:
         return False
