@@ -68,9 +68,12 @@ class _Partial:
     def append(self, chunk: bytes) -> None:
         if self.done_bytes + len(chunk) > self._file.size_bytes:
             raise _Unfit(f"{self._file.name}: the server sends more than the {self._file.size_bytes} bytes it has told")
-        self._out.write(chunk)
-        self._digest.update(chunk)
-        self.done_bytes += len(chunk)
+        rest = memoryview(chunk)
+        while rest:  # a disk that is nearly full takes a part, and says so by the count alone
+            taken_bytes = self._out.write(rest)
+            self._digest.update(rest[:taken_bytes])
+            self.done_bytes += taken_bytes
+            rest = rest[taken_bytes:]
 
     def restart(self) -> None:
         self._out.truncate(0)
