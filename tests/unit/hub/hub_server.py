@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 LARGE_BYTES = 20_000
 """From here on a file is kept by its SHA-256 in the store, as with Git LFS."""
-_PIECE_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Behaviour:
     """Bytes of the store's next answers after which it closes the connection, one number an answer."""
     pause_s: float = 0.0
     """Before each piece of the store's answers."""
+    piece_bytes: int = 1 << 14
     ignores_ranges: bool = False
     wrong_bytes: bool = False
     gated: bool = False
@@ -239,8 +239,9 @@ class StoreAnswering(Answering):
             self.send_header(name, value)
         self.end_headers()
         try:
-            for start in range(0, min(end, len(data)), _PIECE_BYTES):
-                self.wfile.write(data[start : min(start + _PIECE_BYTES, end)])
+            piece_bytes = self.hub.behaviour.piece_bytes
+            for start in range(0, min(end, len(data)), piece_bytes):
+                self.wfile.write(data[start : min(start + piece_bytes, end)])
                 self.wfile.flush()
                 time.sleep(self.hub.behaviour.pause_s)
         except ConnectionError:  # the client was interrupted

@@ -1,6 +1,7 @@
 """A hub, or a mirror or proxy before it, that is broken or means harm: nothing of it is believed unchecked."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.unit.hub.pulling import pull, refusal
 from weir.model.errors import ModelNotFound
 from weir.model.files.hub_cache import find_cached
 from weir.model.files.hub_reference import parse_hub_reference
+from weir.model.hub.blobs import RetryPolicy
 from weir.model.hub.repository import Hub
 
 
@@ -20,6 +22,27 @@ def test_wrong_bytes_are_refused_and_not_kept(hub: Hub, server: LocalHub, gguf: 
     assert list((hub.cache_dir / "models--org--tiny/blobs").iterdir()) == []
     with pytest.raises(ModelNotFound):
         find_cached(parse_hub_reference("org/tiny"), hub.cache_dir)
+
+
+def test_what_a_server_without_ranges_sends_over_and_over_is_no_advance(
+    hub: Hub, server: LocalHub, gguf: bytes
+) -> None:
+    server.behaviour.ignores_ranges = True
+    server.behaviour.cut_after = [150_000, 160_000] * 20
+    assert "the connection was lost (RemoteProtocolError), 5 times in a row" in refusal(hub, "org/tiny")
+    assert len(server.downloads()) == 6
+
+
+def test_lines_that_give_a_byte_each_come_to_an_end(hub: Hub, server: LocalHub, gguf: bytes) -> None:
+    server.behaviour.cut_after = [1] * 20
+    assert f"5 times in a row; 5 of {len(gguf)} bytes are kept" in refusal(hub, "org/tiny")
+
+
+def test_a_line_that_drips_counts_as_broken(hub: Hub, server: LocalHub, gguf: bytes) -> None:
+    server.behaviour.piece_bytes = 100
+    server.behaviour.pause_s = 0.02
+    impatient = replace(hub, retries=RetryPolicy(first_wait_s=0.0, stalled_after_s=0.0))
+    assert "the server sends less than 65536 bytes in 0 s, 5 times in a row" in refusal(impatient, "org/tiny")
 
 
 @pytest.mark.parametrize("tag", ["odd", "{tmp_path}/planted.pth", "../../../../planted.pth"])

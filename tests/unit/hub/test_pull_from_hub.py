@@ -15,7 +15,7 @@ from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk
 from weir.model.errors import ModelNotFound, PullError
 from weir.model.files.catalog import PullProgress
 from weir.model.files.config import load_model_config
-from weir.model.files.hub_cache import find_cached
+from weir.model.files.hub_cache import find_cached, write_absent
 from weir.model.files.hub_reference import parse_hub_reference
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.hub.local_models import list_local_models
@@ -205,6 +205,14 @@ def test_one_file_of_a_repository_is_not_taken_for_all_of_it(
         find_cached(parse_hub_reference("org/tiny"), hub.cache_dir)
     assert pull(hub, "org/tiny").is_dir()
     assert find_cached(parse_hub_reference("org/tiny"), hub.cache_dir).path.is_dir()
+
+
+def test_a_folder_of_which_transformers_noted_that_it_has_no_single_file_is_one(
+    hub: Hub, folder: dict[str, bytes]
+) -> None:
+    path = pull(hub, "org/tiny")
+    write_absent(hub.cache_dir / "models--org--tiny", path.name, ["model.safetensors", "adapter_config.json"])
+    assert find_cached(parse_hub_reference("org/tiny"), hub.cache_dir).path == path
 
 
 def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path) -> None:

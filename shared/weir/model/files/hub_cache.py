@@ -19,7 +19,7 @@ from huggingface_hub import constants
 
 from weir.model.errors import ModelError, ModelNotFound
 from weir.model.files.hub_reference import DEFAULT_REVISION, HubReference, is_commit
-from weir.model.files.safetensors import safetensors_files
+from weir.model.files.safetensors import INDEX_NAME, safetensors_files
 
 FOLDER_NAMES = ("config.json", "model.safetensors")
 """A repository that lacks one of them, where the weights have no index either, is no folder to be served."""
@@ -90,7 +90,13 @@ def _ggufs(snapshot: Path) -> list[str]:
 
 
 def _is_gguf_alone(repository_folder: Path, commit: str) -> bool:
-    """Whether the whole repository means its GGUF file. What is here does not say: one of its files may be."""
+    """Whether the whole repository means its GGUF file. What is here does not say: one of its files may be.
+
+    A folder of several files of weights lacks `model.safetensors`, and transformers writes that down, too.
+    """
+    snapshot = repository_folder / "snapshots" / commit
+    if all((snapshot / name).is_file() for name in ("config.json", INDEX_NAME)):
+        return False
     return any((repository_folder / ".no_exist" / commit / name).is_file() for name in FOLDER_NAMES)
 
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
@@ -21,10 +21,10 @@ from huggingface_hub.hf_api import RepoSibling
 from weir.model.errors import PullError
 from weir.model.files.hub_cache import hub_cache_dir, link_blob
 from weir.model.files.hub_reference import HubReference, is_commit, is_plain_path
-from weir.model.hub.blobs import FetchWatch, RemoteFile, fetch_blob, kept_bytes
+from weir.model.files.safetensors import INDEX_NAME
+from weir.model.hub.blobs import FetchWatch, RemoteFile, RetryPolicy, fetch_blob, kept_bytes
 
 CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
 HEAD_NAMES = (CONFIG_NAME, "generation_config.json", INDEX_NAME)
 """What says whether a folder can be served, and which weights it has: a few kilobytes."""
 TEXT_NAMES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -41,8 +41,7 @@ class Hub:
 
     endpoint: str
     cache_dir: Path
-    retry_wait_s: float = 1.0
-    """Before a line that broke is tried again, the first time."""
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
 
     @classmethod
     def of_environment(cls) -> "Hub":
@@ -78,7 +77,7 @@ class Repository:
             _need_http(self, file)
         with pull_errors(self.reference, self.hub):
             url = hf_hub_url(repository, file.name, revision=self.commit, endpoint=endpoint)
-            blob = fetch_blob(url, file, self.folder / "blobs", watch, self.hub.retry_wait_s)
+            blob = fetch_blob(url, file, self.folder / "blobs", watch, self.hub.retries)
             # not by hf_hub_download: it names the blob, and so a path, after whatever ETag the server sends
             return link_blob(blob, self.snapshot / file.name)
 
