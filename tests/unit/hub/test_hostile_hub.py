@@ -45,6 +45,19 @@ def test_a_line_that_drips_counts_as_broken(hub: Hub, server: LocalHub, gguf: by
     assert "the server sends less than 65536 bytes in 0 s, 5 times in a row" in refusal(impatient, "org/tiny")
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "tokenizer.json"])
+def test_texts_of_the_size_of_weights_are_refused_before_anything_comes(
+    hub: Hub, server: LocalHub, folder: dict[str, bytes], name: str
+) -> None:
+    described = server.described("org/tiny")
+    (sibling,) = (one for one in described["siblings"] if one["rfilename"] == name)
+    sibling["size"] = 1 << 30
+    sibling.pop("lfs", None)
+    server.behaviour.api_body = json.dumps(described).encode()
+    assert f"{name} has 1074 MB, and may have 67 MB" in refusal(hub, "org/tiny")
+    assert [asked.path for asked in server.asked] == ["/api/models/org/tiny"]
+
+
 @pytest.mark.parametrize("tag", ["odd", "{tmp_path}/planted.pth", "../../../../planted.pth"])
 def test_no_file_gets_its_name_from_an_etag(hub: Hub, server: LocalHub, gguf: bytes, tmp_path: Path, tag: str) -> None:
     server.behaviour.etag = tag.format(tmp_path=tmp_path)

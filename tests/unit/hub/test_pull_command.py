@@ -140,6 +140,12 @@ def test_up_says_in_a_line_why_it_cannot_have_a_model(
     assert "Traceback" not in done.stderr
 
 
+def test_offline_a_pull_does_not_say_that_it_asks(environ: dict[str, str]) -> None:
+    assert "asking http" in weir(environ, "pull", "org/tiny").stderr
+    offline = weir(environ | {"HF_HUB_OFFLINE": "1"}, "pull", "org/tiny")
+    assert (offline.returncode, offline.stderr) == (0, "")
+
+
 def test_offline_up_asks_nobody(environ: dict[str, str], server: LocalHub) -> None:
     done = weir(environ | {"HF_HUB_OFFLINE": "1"}, "up", "--model", "org/tiny")
     assert done.returncode == 1

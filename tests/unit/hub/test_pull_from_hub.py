@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.unit.hub.hub_server import LocalHub, sha256
 from tests.unit.hub.pulling import Watching, pull, refusal
 from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk
 
+from weir.core.file_lock import file_lock
 from weir.model.errors import ModelNotFound, PullError
 from weir.model.files.catalog import PullProgress
 from weir.model.files.config import load_model_config
@@ -213,6 +215,46 @@ def test_a_folder_of_which_transformers_noted_that_it_has_no_single_file_is_one(
     path = pull(hub, "org/tiny")
     write_absent(hub.cache_dir / "models--org--tiny", path.name, ["model.safetensors", "adapter_config.json"])
     assert find_cached(parse_hub_reference("org/tiny"), hub.cache_dir).path == path
+
+
+def test_a_folder_without_its_tokenizer_is_not_whole(hub: Hub, folder: dict[str, bytes]) -> None:
+    (pull(hub, "org/tiny") / "tokenizer.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json\); run `weir pull org/tiny`"):
+        find_cached(parse_hub_reference("org/tiny"), hub.cache_dir)
+
+
+def test_weights_are_in_the_snapshot_once_all_of_them_are_here(
+    hub: Hub, server: LocalHub, folder: dict[str, bytes]
+) -> None:
+    server.behaviour.cut_after = [1 << 30, *([0] * 5)]
+    refusal(hub, "org/tiny")
+    assert len(server.downloads()) > 5
+    (snapshot,) = (hub.cache_dir / "models--org--tiny/snapshots").iterdir()
+    assert list(snapshot.glob("*.safetensors")) == []
+
+
+def test_a_blob_is_on_the_disk_before_it_has_its_name(hub: Hub, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, int]] = []
+    fsync = os.fsync
+
+    def watched(file: int) -> None:
+        fsync(file)
+        synced.append((Path(f"/proc/self/fd/{file}").readlink().name, os.fstat(file).st_size))
+
+    monkeypatch.setattr("os.fsync", watched)
+    pull(hub, "org/tiny")
+    assert synced == [(f"{sha256(gguf)}.weir.incomplete", len(gguf))]
+
+
+def test_who_waits_for_another_pull_asks_the_hub_afterwards(
+    hub: Hub, server: LocalHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.model.hub.pull._LOCK_TIMEOUT_S", 0.0)
+    locks = hub.cache_dir / ".locks/models--org--tiny"
+    locks.mkdir(parents=True)
+    with file_lock(locks / "weir.lock", "pulling", timeout_s=0.0):
+        assert "another process has held" in refusal(hub, "org/tiny")
+    assert server.asked == []
 
 
 def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path) -> None:

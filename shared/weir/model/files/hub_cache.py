@@ -70,8 +70,9 @@ def _whole_folder(reference: HubReference, snapshot: Path) -> Path:
         ggufs = _ggufs(snapshot)
         advice = f"; a file that is: {reference.repository}:{ggufs[0]}" if ggufs else ""
         raise _missing(reference, f"is not whole in the hub's cache ({error}{advice})") from error
-    if not (snapshot / "config.json").is_file():
-        raise _missing(reference, f"is not whole in the hub's cache ({snapshot}: no config.json)")
+    for name in ("config.json", "tokenizer.json"):
+        if not (snapshot / name).is_file():
+            raise _missing(reference, f"is not whole in the hub's cache ({snapshot}: no {name})")
     return snapshot
 
 

@@ -4,6 +4,7 @@ Not by `hf_hub_download`: in huggingface_hub 2.4 that one removes what has come 
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ def fetch_blob(url: str, file: RemoteFile, blobs_dir: Path, watch: FetchWatch, r
                 partial.restart()
                 _stream_rest(url, file, partial, progress, retries)
             partial.check()
+            os.fsync(out.fileno())  # else a machine that loses power may keep the name and lose the bytes
     except _Unfit:
         partial_path.unlink()
         raise

@@ -26,9 +26,11 @@ from weir.model.hub.blobs import FetchWatch, RemoteFile, RetryPolicy, fetch_blob
 
 CONFIG_NAME = "config.json"
 HEAD_NAMES = (CONFIG_NAME, "generation_config.json", INDEX_NAME)
-"""What says whether a folder can be served, and which weights it has: a few kilobytes."""
+"""What says whether a folder can be served, and which weights it has; fetched before the plan is told."""
 TEXT_NAMES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
+MAX_TEXT_BYTES = 64 << 20
+"""Of a file that is no weights. The largest tokenizers have some 40 MB."""
 _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _PART_OF_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -70,16 +72,21 @@ class Repository:
         """What has yet to come of `files`."""
         return sum(file.size_bytes - kept_bytes(file, self.folder / "blobs") for file in files)
 
-    def fetch(self, file: RemoteFile, watch: FetchWatch) -> Path:
-        """The file in the snapshot, its digest found right. Raises PullError."""
+    def fetch(self, file: RemoteFile, watch: FetchWatch) -> None:
+        """Its blob, the digest found right. Raises PullError."""
         repository, endpoint = self.reference.repository, self.hub.endpoint
         if kept_bytes(file, self.folder / "blobs") < file.size_bytes:
             _need_http(self, file)
         with pull_errors(self.reference, self.hub):
             url = hf_hub_url(repository, file.name, revision=self.commit, endpoint=endpoint)
-            blob = fetch_blob(url, file, self.folder / "blobs", watch, self.hub.retries)
-            # not by hf_hub_download: it names the blob, and so a path, after whatever ETag the server sends
-            return link_blob(blob, self.snapshot / file.name)
+            fetch_blob(url, file, self.folder / "blobs", watch, self.hub.retries)
+
+    def link(self, files: Sequence[RemoteFile]) -> None:
+        """Into the snapshot, once their blobs are here. Raises PullError."""
+        with pull_errors(self.reference, self.hub):
+            for file in files:
+                # not by hf_hub_download: it names the blob, and so a path, after whatever ETag the server sends
+                link_blob(self.folder / "blobs" / file.digest, self.snapshot / file.name)
 
 
 def open_repository(reference: HubReference, hub: Hub) -> Repository:
