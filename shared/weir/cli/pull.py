@@ -48,7 +48,7 @@ def pull(
 
 
 def pull_with_progress(name: str) -> Path:
-    """Raises ModelNotFound or PullError. Ctrl-C ends the command, and says what is kept."""
+    """Raises ModelNotFound or PullError. Ctrl-C ends the command; of a model of the hub what came is kept."""
     if "/" not in name or name in CATALOG:
         with _ProgressLine() as line:
             return pull_model(name, line.show)
@@ -62,11 +62,14 @@ def pull_with_progress(name: str) -> Path:
 
 
 def _pull_from_hub(reference: HubReference) -> Path:
+    from huggingface_hub import constants
+
     from weir.model.hub.pull import PullPlan, PullWatch, pull_from_hub
     from weir.model.hub.repository import Hub
 
     hub = Hub.of_environment()
-    stderr.print(f"asking {hub.endpoint} for {reference}", markup=False, soft_wrap=True)
+    if not constants.is_offline_mode():
+        stderr.print(f"asking {hub.endpoint} for {reference}", markup=False, soft_wrap=True)
 
     def tell(plan: PullPlan) -> None:
         size = f"{size_text(plan.total_bytes)} in {plan.num_files} file{'' if plan.num_files == 1 else 's'}"

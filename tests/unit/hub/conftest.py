@@ -9,6 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from benchmarks.random_gguf import write_random_gguf
 from weir.model.files.dummy import shape_named
+from weir.model.hub.blobs import RetryPolicy
 from weir.model.hub.repository import Hub
 
 
@@ -24,7 +25,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalHub
 @pytest.fixture
 def hub(server: LocalHub, tmp_path: Path) -> Hub:
     """The client's side."""
-    return Hub(server.endpoint, tmp_path / "hub", retry_wait_s=0.0)
+    return Hub(server.endpoint, tmp_path / "hub", RetryPolicy(first_wait_s=0.0))
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +49,15 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
     backend.decoder = decoders.ByteLevel()
     backend.save(str(folder / "tokenizer.json"))
     return tiny
+
+
+@pytest.fixture
+def gguf(server: LocalHub, gguf_bytes: bytes) -> bytes:
+    server.repositories["org/tiny"] = {"tiny.gguf": gguf_bytes, "README.md": b"read me"}
+    return gguf_bytes
+
+
+@pytest.fixture
+def folder(server: LocalHub, tiny_folder: TinyLlama) -> dict[str, bytes]:
+    server.add_folder("org/tiny", tiny_folder.folder)
+    return server.repositories["org/tiny"]

@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 LARGE_BYTES = 20_000
 """From here on a file is kept by its SHA-256 in the store, as with Git LFS."""
-_PIECE_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,12 @@ class Behaviour:
     """Bytes of the store's next answers after which it closes the connection, one number an answer."""
     pause_s: float = 0.0
     """Before each piece of the store's answers."""
+    piece_bytes: int = 1 << 14
     ignores_ranges: bool = False
     wrong_bytes: bool = False
     gated: bool = False
-    odd_tags: bool = False
-    """ETags that are no digests, as of a store that was put before the hub's."""
-    head_status: int = 0
-    """Of the hub to HEAD of a file."""
+    etag: str = ""
+    """Instead of the digest, as of a store that was put before the hub's, or of one that means harm."""
     status: int = 0
     """Of every answer of the store."""
     api_body: bytes | None = None
@@ -184,9 +182,6 @@ class HubAnswering(Answering):
         if self.hub.behaviour.gated:
             self.refuse(403 if token else 401, "GatedRepo")
             return
-        if self.hub.behaviour.head_status and self.command == "HEAD":
-            self.answer(self.hub.behaviour.head_status, {})
-            return
         data = self.hub.repositories[name].get(filename)
         commit = {"X-Repo-Commit": self.hub.commit(name)}
         if data is None:
@@ -195,7 +190,7 @@ class HubAnswering(Answering):
             self.answer(200, commit | {"ETag": f'"{git_sha1(data)}"', "Content-Length": str(len(data))}, data)
         else:
             where = f"http://127.0.0.1:{self.hub.store_port}/{name}/{filename}?X-Amz-Signature=secret"
-            tag = "odd" if self.hub.behaviour.odd_tags else sha256(data)
+            tag = self.hub.behaviour.etag or sha256(data)
             linked = {"X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{tag}"', "Location": where}
             self.answer(302, commit | linked)
 
@@ -244,8 +239,9 @@ class StoreAnswering(Answering):
             self.send_header(name, value)
         self.end_headers()
         try:
-            for start in range(0, min(end, len(data)), _PIECE_BYTES):
-                self.wfile.write(data[start : min(start + _PIECE_BYTES, end)])
+            piece_bytes = self.hub.behaviour.piece_bytes
+            for start in range(0, min(end, len(data)), piece_bytes):
+                self.wfile.write(data[start : min(start + piece_bytes, end)])
                 self.wfile.flush()
                 time.sleep(self.hub.behaviour.pause_s)
         except ConnectionError:  # the client was interrupted

@@ -37,8 +37,8 @@ main()
 """
 
 
-def start(environ: Mapping[str, str], *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", WEIR, *arguments]
+def start(environ: Mapping[str, str], *arguments: str, program: str = WEIR) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -93,6 +93,19 @@ def test_an_interrupted_pull_says_what_is_kept_and_goes_on_from_there(
     assert not partial.exists()
 
 
+def test_a_disk_that_takes_all_but_the_last_byte_gives_no_file(
+    environ: dict[str, str], server: LocalHub, gguf_bytes: bytes
+) -> None:
+    limited = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({len(gguf_bytes) - 1}, -1))\n{WEIR}"
+    with start(environ, "pull", "org/tiny", program=limited) as process:
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "(File too large); make room or set HF_HOME to another folder. What has come is kept" in stderr
+    done = weir(environ, "pull", "org/tiny")
+    assert Path(done.stdout.strip()).read_bytes() == gguf_bytes
+    assert server.downloads()[-1].range == f"bytes={len(gguf_bytes) - 1}-"
+
+
 def test_models_lists_what_is_here_for_people_and_for_scripts(
     environ: dict[str, str], server: LocalHub, gguf_bytes: bytes
 ) -> None:
@@ -125,6 +138,12 @@ def test_up_says_in_a_line_why_it_cannot_have_a_model(
     assert done.returncode == 1
     assert expected.format(port=server.hub_port) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_offline_a_pull_does_not_say_that_it_asks(environ: dict[str, str]) -> None:
+    assert "asking http" in weir(environ, "pull", "org/tiny").stderr
+    offline = weir(environ | {"HF_HUB_OFFLINE": "1"}, "pull", "org/tiny")
+    assert (offline.returncode, offline.stderr) == (0, "")
 
 
 def test_offline_up_asks_nobody(environ: dict[str, str], server: LocalHub) -> None:

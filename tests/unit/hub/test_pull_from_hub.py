@@ -2,57 +2,27 @@
 
 import errno
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests.unit.hub.hub_server import LocalHub, sha256
+from tests.unit.hub.pulling import Watching, pull, refusal
 from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk
 
+from weir.core.file_lock import file_lock
 from weir.model.errors import ModelNotFound, PullError
 from weir.model.files.catalog import PullProgress
 from weir.model.files.config import load_model_config
-from weir.model.files.hub_cache import find_cached
+from weir.model.files.hub_cache import find_cached, write_absent
 from weir.model.files.hub_reference import parse_hub_reference
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.hub.local_models import list_local_models
-from weir.model.hub.pull import PullPlan, PullWatch, pull_from_hub
+from weir.model.hub.pull import PullWatch, pull_from_hub
 from weir.model.hub.repository import Hub
-
-
-class Watching:
-    def __init__(self) -> None:
-        self.plans: list[PullPlan] = []
-        self.progress: list[PullProgress] = []
-
-
-def pull(hub: Hub, name: str, watching: Watching | None = None) -> Path:
-    seen = watching or Watching()
-    return pull_from_hub(parse_hub_reference(name), hub, PullWatch(seen.plans.append, seen.progress.append))
-
-
-def refusal(hub: Hub, name: str) -> str:
-    with pytest.raises(PullError) as refused:
-        pull(hub, name)
-    message = str(refused.value)
-    assert "\n" not in message
-    assert "X-Amz-Signature" not in message
-    return message
-
-
-@pytest.fixture
-def gguf(server: LocalHub, gguf_bytes: bytes) -> bytes:
-    server.repositories["org/tiny"] = {"tiny.gguf": gguf_bytes, "README.md": b"read me"}
-    return gguf_bytes
-
-
-@pytest.fixture
-def folder(server: LocalHub, tiny_folder: TinyLlama) -> dict[str, bytes]:
-    server.add_folder("org/tiny", tiny_folder.folder)
-    return server.repositories["org/tiny"]
 
 
 def test_a_folder_comes_whole_and_computes_what_transformers_does(
@@ -123,14 +93,6 @@ def test_what_was_kept_and_is_wrong_is_fetched_again(hub: Hub, server: LocalHub,
     assert pull(hub, "org/tiny").read_bytes() == gguf
     (blobs / sha256(gguf)).write_bytes(bytes(len(gguf)))
     assert pull(hub, "org/tiny").read_bytes() == gguf
-
-
-def test_wrong_bytes_are_refused_and_not_kept(hub: Hub, server: LocalHub, gguf: bytes) -> None:
-    server.behaviour.wrong_bytes = True
-    assert f"the hub says {sha256(gguf)}" in refusal(hub, "org/tiny")
-    assert list((hub.cache_dir / "models--org--tiny/blobs").iterdir()) == []
-    with pytest.raises(ModelNotFound):
-        find_cached(parse_hub_reference("org/tiny"), hub.cache_dir)
 
 
 def test_a_second_pull_checks_what_is_there_and_downloads_nothing(hub: Hub, server: LocalHub, gguf: bytes) -> None:
@@ -228,17 +190,6 @@ def test_a_file_that_the_hub_does_not_give_by_http_is_refused_with_the_way_to_ge
     assert server.downloads() == []
 
 
-def test_a_mirror_with_tags_of_its_own_gives_the_checked_file_or_none(
-    hub: Hub, server: LocalHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
-    server.behaviour.odd_tags = True
-    path = pull(hub, "org/tiny")
-    assert (path.read_bytes(), path.resolve().name) == (gguf, "odd")
-    path.resolve().write_bytes(bytes(len(gguf)))
-    assert "tiny.gguf is another file in" in refusal(hub, "org/tiny")
-
-
 def test_two_pulls_at_once_download_a_file_once(hub: Hub, server: LocalHub, gguf: bytes) -> None:
     server.behaviour.pause_s = 0.01
     with ThreadPoolExecutor(2) as threads:
@@ -258,36 +209,57 @@ def test_one_file_of_a_repository_is_not_taken_for_all_of_it(
     assert find_cached(parse_hub_reference("org/tiny"), hub.cache_dir).path.is_dir()
 
 
+def test_a_folder_of_which_transformers_noted_that_it_has_no_single_file_is_one(
+    hub: Hub, folder: dict[str, bytes]
+) -> None:
+    path = pull(hub, "org/tiny")
+    write_absent(hub.cache_dir / "models--org--tiny", path.name, ["model.safetensors", "adapter_config.json"])
+    assert find_cached(parse_hub_reference("org/tiny"), hub.cache_dir).path == path
+
+
+def test_a_folder_without_its_tokenizer_is_not_whole(hub: Hub, folder: dict[str, bytes]) -> None:
+    (pull(hub, "org/tiny") / "tokenizer.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json\); run `weir pull org/tiny`"):
+        find_cached(parse_hub_reference("org/tiny"), hub.cache_dir)
+
+
+def test_weights_are_in_the_snapshot_once_all_of_them_are_here(
+    hub: Hub, server: LocalHub, folder: dict[str, bytes]
+) -> None:
+    server.behaviour.cut_after = [1 << 30, *([0] * 5)]
+    refusal(hub, "org/tiny")
+    assert len(server.downloads()) > 5
+    (snapshot,) = (hub.cache_dir / "models--org--tiny/snapshots").iterdir()
+    assert list(snapshot.glob("*.safetensors")) == []
+
+
+def test_a_blob_is_on_the_disk_before_it_has_its_name(hub: Hub, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, int]] = []
+    fsync = os.fsync
+
+    def watched(file: int) -> None:
+        fsync(file)
+        synced.append((Path(f"/proc/self/fd/{file}").readlink().name, os.fstat(file).st_size))
+
+    monkeypatch.setattr("os.fsync", watched)
+    pull(hub, "org/tiny")
+    assert synced == [(f"{sha256(gguf)}.weir.incomplete", len(gguf))]
+
+
+def test_who_waits_for_another_pull_asks_the_hub_afterwards(
+    hub: Hub, server: LocalHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.model.hub.pull._LOCK_TIMEOUT_S", 0.0)
+    locks = hub.cache_dir / ".locks/models--org--tiny"
+    locks.mkdir(parents=True)
+    with file_lock(locks / "weir.lock", "pulling", timeout_s=0.0):
+        assert "another process has held" in refusal(hub, "org/tiny")
+    assert server.asked == []
+
+
 def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path) -> None:
     nobody = Hub("http://127.0.0.1:9", tmp_path)
     assert "no answer from http://127.0.0.1:9 (ConnectError)" in refusal(nobody, "org/tiny")
-
-
-def test_a_hub_that_ends_in_the_middle_is_named(hub: Hub, server: LocalHub, gguf: bytes) -> None:
-    server.behaviour.head_status = 200  # without a commit, as a captive portal answers
-    assert "does not answer as the hub does" in refusal(hub, "org/tiny")
-
-
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"id": "a", "sha": "../x"}', b'{"id": 1, "siblings": 5}'])
-def test_a_server_that_is_no_hub_is_named(hub: Hub, server: LocalHub, body: bytes) -> None:
-    server.behaviour.api_body = body
-    assert "does not answer as the hub does" in refusal(hub, "org/tiny")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rfilename": "../../tiny.gguf"},
-        {"rfilename": "/tiny.gguf"},
-        {"lfs": {"sha256": "../../x", "size": 5, "pointerSize": 1}},
-        {"lfs": {"sha256": "0" * 64, "size": -5, "pointerSize": 1}},
-    ],
-)
-def test_files_that_lead_elsewhere_are_none(hub: Hub, server: LocalHub, gguf: bytes, changes: dict[str, Any]) -> None:
-    described = server.described("org/tiny")
-    described["siblings"] = [described["siblings"][0] | changes]
-    server.behaviour.api_body = json.dumps(described).encode()
-    assert "has neither config.json" in refusal(hub, "org/tiny")
 
 
 def test_a_disk_without_room_is_told_before_the_download(

@@ -67,7 +67,7 @@ Stage = Literal["download", "extract", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """How far a stage is. `done_bytes` never falls within a stage."""
+    """How far a stage is. `done_bytes` falls where a download starts anew."""
 
     stage: Stage
     done_bytes: int

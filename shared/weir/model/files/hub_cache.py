@@ -10,6 +10,7 @@ Source: "Understand caching" of huggingface_hub's manual. HF_HUB_CACHE and HF_HO
 
 import os
 import tempfile
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from huggingface_hub import constants
 
 from weir.model.errors import ModelError, ModelNotFound
 from weir.model.files.hub_reference import DEFAULT_REVISION, HubReference, is_commit
-from weir.model.files.safetensors import safetensors_files
+from weir.model.files.safetensors import INDEX_NAME, safetensors_files
 
 FOLDER_NAMES = ("config.json", "model.safetensors")
 """A repository that lacks one of them, where the weights have no index either, is no folder to be served."""
@@ -69,8 +70,9 @@ def _whole_folder(reference: HubReference, snapshot: Path) -> Path:
         ggufs = _ggufs(snapshot)
         advice = f"; a file that is: {reference.repository}:{ggufs[0]}" if ggufs else ""
         raise _missing(reference, f"is not whole in the hub's cache ({error}{advice})") from error
-    if not (snapshot / "config.json").is_file():
-        raise _missing(reference, f"is not whole in the hub's cache ({snapshot}: no config.json)")
+    for name in ("config.json", "tokenizer.json"):
+        if not (snapshot / name).is_file():
+            raise _missing(reference, f"is not whole in the hub's cache ({snapshot}: no {name})")
     return snapshot
 
 
@@ -89,7 +91,13 @@ def _ggufs(snapshot: Path) -> list[str]:
 
 
 def _is_gguf_alone(repository_folder: Path, commit: str) -> bool:
-    """Whether the whole repository means its GGUF file. What is here does not say: one of its files may be."""
+    """Whether the whole repository means its GGUF file. What is here does not say: one of its files may be.
+
+    A folder of several files of weights lacks `model.safetensors`, and transformers writes that down, too.
+    """
+    snapshot = repository_folder / "snapshots" / commit
+    if all((snapshot / name).is_file() for name in ("config.json", INDEX_NAME)):
+        return False
     return any((repository_folder / ".no_exist" / commit / name).is_file() for name in FOLDER_NAMES)
 
 
@@ -99,6 +107,15 @@ def write_absent(repository_folder: Path, commit: str, names: Iterable[str]) -> 
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).touch()
+
+
+def link_blob(blob: Path, path: Path) -> Path:
+    """`path` in a snapshot, a relative link to the blob: in one step, whatever was there. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{uuid.uuid4().hex}.link")
+    fresh.symlink_to(os.path.relpath(blob, path.parent))
+    fresh.replace(path)
+    return path
 
 
 def _missing(reference: HubReference, what: str) -> ModelNotFound:

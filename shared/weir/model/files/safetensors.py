@@ -12,7 +12,7 @@ from weir.model.errors import ModelError
 from weir.model.files.quant_blocks import QuantBlocks
 
 _SUPPORTED = ("F32", "F16", "BF16")
-_INDEX = "model.safetensors.index.json"
+INDEX_NAME = "model.safetensors.index.json"
 
 StoredValues = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.int16]
 """As a file has them. numpy has no bfloat16: int16 are its bits."""
@@ -25,7 +25,7 @@ def safetensors_files(folder: Path) -> list[Path]:
     Raises:
         ModelError: there are none, or the index cannot be read or names a file that is not there.
     """
-    index = folder / _INDEX
+    index = folder / INDEX_NAME
     if index.is_file():
         return _indexed_files(index)
     paths = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))

@@ -4,6 +4,7 @@ Not by `hf_hub_download`: in huggingface_hub 2.4 that one removes what has come 
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _SHA1_CHARS = 40
 _READ_BYTES = 1 << 20
 _MAX_FUTILE_TRIES = 5
 _MOST_DOUBLINGS = 3
+_LEAST_ADVANCE_BYTES = 1 << 16
 _TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
 _CHECK_HEAD_AT_BYTES = 32 << 20
 """A GGUF file's header, mostly its vocabulary, is a few megabytes."""
@@ -44,6 +46,15 @@ class FetchWatch:
 
     progress: Callable[[int], None]
     check_head: Callable[[Path], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """`first_wait_s`: before a line that broke is tried again, twice as long each time. A line that gives less than
+    64 KiB in `stalled_after_s` counts as broken."""
+
+    first_wait_s: float = 1.0
+    stalled_after_s: float = 60.0
 
 
 class _Partial:
@@ -68,9 +79,12 @@ class _Partial:
     def append(self, chunk: bytes) -> None:
         if self.done_bytes + len(chunk) > self._file.size_bytes:
             raise _Unfit(f"{self._file.name}: the server sends more than the {self._file.size_bytes} bytes it has told")
-        self._out.write(chunk)
-        self._digest.update(chunk)
-        self.done_bytes += len(chunk)
+        rest = memoryview(chunk)
+        while rest:  # a disk that is nearly full takes a part, and says so by the count alone
+            taken_bytes = self._out.write(rest)
+            self._digest.update(rest[:taken_bytes])
+            self.done_bytes += taken_bytes
+            rest = rest[taken_bytes:]
 
     def restart(self) -> None:
         self._out.truncate(0)
@@ -93,11 +107,12 @@ class _Unfit(PullError):
     """What came is of no use to a later try."""
 
 
-def fetch_blob(url: str, file: RemoteFile, blobs_dir: Path, watch: FetchWatch, retry_wait_s: float) -> Path:
+def fetch_blob(url: str, file: RemoteFile, blobs_dir: Path, watch: FetchWatch, retries: RetryPolicy) -> Path:
     """The blob, after its digest was found right, whether it was there or came now. One caller at a time a file.
 
-    Lines that break are taken up again after `retry_wait_s` and twice as long each time, until five in a row gave no
-    byte. What has come stays for the next call, also after KeyboardInterrupt, a full disk or `kill -9`.
+    Lines that break are taken up again, until five in a row together gave less than 64 KiB more than had ever come:
+    what a server sends anew, because it knows no ranges, is no advance. What has come stays for the next call, also
+    after KeyboardInterrupt, a full disk or `kill -9`.
 
     Raises:
         PullError: the server, the line or the bytes; says what to do.
@@ -106,7 +121,7 @@ def fetch_blob(url: str, file: RemoteFile, blobs_dir: Path, watch: FetchWatch, r
     """
     target = blobs_dir / file.digest
     if target.is_file():
-        if is_whole(target, file, watch):
+        if _is_whole(target, file, watch):
             return target
         target.unlink()
     blobs_dir.mkdir(parents=True, exist_ok=True)
@@ -118,11 +133,12 @@ def fetch_blob(url: str, file: RemoteFile, blobs_dir: Path, watch: FetchWatch, r
             partial.take_up(watch)
             has_kept = partial.done_bytes > 0
             progress = _with_head_check(watch, partial_path)
-            _stream_rest(url, file, partial, progress, retry_wait_s)
+            _stream_rest(url, file, partial, progress, retries)
             if has_kept and not partial.is_right:  # a machine that lost power may have kept holes
                 partial.restart()
-                _stream_rest(url, file, partial, progress, retry_wait_s)
+                _stream_rest(url, file, partial, progress, retries)
             partial.check()
+            os.fsync(out.fileno())  # else a machine that loses power may keep the name and lose the bytes
     except _Unfit:
         partial_path.unlink()
         raise
@@ -155,24 +171,28 @@ def _with_head_check(watch: FetchWatch, path: Path) -> Callable[[int], None]:
 
 
 def _stream_rest(
-    url: str, file: RemoteFile, partial: _Partial, progress: Callable[[int], None], retry_wait_s: float
+    url: str, file: RemoteFile, partial: _Partial, progress: Callable[[int], None], retries: RetryPolicy
 ) -> None:
     futile_tries = 0
+    advanced_to_bytes = partial.done_bytes
     while partial.done_bytes < file.size_bytes:
-        before = partial.done_bytes
-        reason = _try_stream(url, file, partial, progress)
+        reason = _try_stream(url, file, partial, progress, retries.stalled_after_s)
         if partial.done_bytes == file.size_bytes:
             return
-        futile_tries = 0 if partial.done_bytes > before else futile_tries + 1
+        futile_tries += 1
+        if partial.done_bytes >= advanced_to_bytes + _LEAST_ADVANCE_BYTES:
+            futile_tries, advanced_to_bytes = 0, partial.done_bytes
         if futile_tries == _MAX_FUTILE_TRIES:
             raise PullError(
                 f"{file.name}: {reason}, {_MAX_FUTILE_TRIES} times in a row; {partial.done_bytes} of "
                 f"{file.size_bytes} bytes are kept, and the same command goes on from there"
             )
-        time.sleep(retry_wait_s * 2 ** min(futile_tries, _MOST_DOUBLINGS))
+        time.sleep(retries.first_wait_s * 2 ** min(futile_tries, _MOST_DOUBLINGS))
 
 
-def _try_stream(url: str, file: RemoteFile, partial: _Partial, progress: Callable[[int], None]) -> str:
+def _try_stream(
+    url: str, file: RemoteFile, partial: _Partial, progress: Callable[[int], None], stalled_after_s: float
+) -> str:
     """Returns why no more came. The hub's address each time: where it leads to is signed, and expires."""
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     if partial.done_bytes:
@@ -184,9 +204,14 @@ def _try_stream(url: str, file: RemoteFile, partial: _Partial, progress: Callabl
                 return f"the server answers {response.status_code}"
             hf_raise_for_status(response)
             _follow_range(response, file, partial)
+            mark_bytes, mark_at_s = partial.done_bytes, time.monotonic()
             for chunk in response.iter_bytes():
                 partial.append(chunk)
                 progress(partial.done_bytes)
+                if partial.done_bytes >= mark_bytes + _LEAST_ADVANCE_BYTES:
+                    mark_bytes, mark_at_s = partial.done_bytes, time.monotonic()
+                elif partial.done_bytes < file.size_bytes and time.monotonic() > mark_at_s + stalled_after_s:
+                    return f"the server sends less than {_LEAST_ADVANCE_BYTES} bytes in {stalled_after_s:.0f} s"
     except httpx2.TransportError as error:
         return f"the connection was lost ({type(error).__name__})"
     return "the connection ended early"
@@ -203,7 +228,7 @@ def _follow_range(response: httpx2.Response, file: RemoteFile, partial: _Partial
         raise PullError(f"{file.name}: asked for bytes from {partial.done_bytes}, the server answers {found[:60]!r}")
 
 
-def is_whole(path: Path, file: RemoteFile, watch: FetchWatch) -> bool:
+def _is_whole(path: Path, file: RemoteFile, watch: FetchWatch) -> bool:
     """Whether a file has the size and the digest that the hub says. Reads all of it."""
     if path.stat().st_size != file.size_bytes:
         return False

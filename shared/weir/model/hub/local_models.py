@@ -79,7 +79,14 @@ def _of_repository(repository: CachedRepoInfo, cache_dir: Path) -> Iterator[Loca
 
 
 def _partial_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in (folder / "blobs").glob(f"*{PARTIAL_SUFFIX}"))
+    return sum(_size_bytes(path) for path in (folder / "blobs").glob(f"*{PARTIAL_SUFFIX}"))
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # a pull has just given it its own name
+        return 0
 
 
 def _shown_revision(revision: CachedRevisionInfo) -> str:

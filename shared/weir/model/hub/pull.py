@@ -16,6 +16,7 @@ from weir.model.files.source import ModelKind, ModelSource
 from weir.model.hub.blobs import FetchWatch, RemoteFile
 from weir.model.hub.repository import (
     HEAD_NAMES,
+    MAX_TEXT_BYTES,
     TEXT_NAMES,
     Hub,
     Repository,
@@ -60,13 +61,12 @@ def pull_from_hub(reference: HubReference, hub: Hub, watch: PullWatch) -> Path:
     """
     if constants.is_offline_mode():
         return find_cached(reference, hub.cache_dir).path
-    repository = open_repository(reference, hub)
     locks = hub.cache_dir / ".locks" / reference.folder_name
     try:
         with pull_errors(reference, hub):
             locks.mkdir(parents=True, exist_ok=True)
         with file_lock(locks / "weir.lock", f"pulling {reference.name}", timeout_s=_LOCK_TIMEOUT_S):
-            return _pull_alone(repository, watch)
+            return _pull_alone(open_repository(reference, hub), watch)
     except StillLocked as error:
         raise PullError(error.message) from error
 
@@ -89,6 +89,8 @@ def _pull_alone(repository: Repository, watch: PullWatch) -> Path:
     for file in files:
         repository.fetch(file, _watch_of(repository, file, done_bytes, total_bytes, watch))
         done_bytes += file.size_bytes
+    # all at once: a folder without an index is taken for whole by the files that it has
+    repository.link(files)
     path = repository.snapshot / gguf.name if gguf is not None else repository.snapshot
     check_servable(ModelSource(repository.reference.name, path, ModelKind.GGUF if gguf else ModelKind.HF_FOLDER))
     with pull_errors(repository.reference, repository.hub):
@@ -102,13 +104,24 @@ def _pull_alone(repository: Repository, watch: PullWatch) -> Path:
 def _files_of_folder(repository: Repository) -> list[RemoteFile]:
     """Fetches what says whether Weir serves it; all else comes afterwards, the weights last."""
     heads = [repository.files[name] for name in HEAD_NAMES if name in repository.files]
+    texts = [repository.files[name] for name in TEXT_NAMES if name in repository.files]
+    for file in (*heads, *texts):
+        _need_text_size(repository, file)
     for file in heads:
         repository.fetch(file, FetchWatch(lambda _: None))
+    repository.link(heads)
     check_config(ModelSource(repository.reference.name, repository.snapshot, ModelKind.HF_FOLDER))
-    texts = [repository.files[name] for name in TEXT_NAMES if name in repository.files]
     if TEXT_NAMES[0] not in repository.files:
         raise PullError(f"{repository.reference}: has no {TEXT_NAMES[0]}, from which Weir reads a folder's tokenizer")
     return [*heads, *texts, *weights_of(repository)]
+
+
+def _need_text_size(repository: Repository, file: RemoteFile) -> None:
+    if file.size_bytes > MAX_TEXT_BYTES:
+        raise PullError(
+            f"{repository.reference}: {file.name} has {file.size_bytes / 1e6:.0f} MB, and may have "
+            f"{MAX_TEXT_BYTES / 1e6:.0f} MB; that is no such file of a model: look at the repository"
+        )
 
 
 def _watch_of(

@@ -4,16 +4,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_token, hf_hub_download, hf_hub_url
+from huggingface_hub import HfApi, constants, get_token, hf_hub_url
 from huggingface_hub.errors import (
-    FileMetadataError,
     GatedRepoError,
     HfHubHTTPError,
-    LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -21,16 +19,18 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoSibling
 
 from weir.model.errors import PullError
-from weir.model.files.hub_cache import hub_cache_dir
+from weir.model.files.hub_cache import hub_cache_dir, link_blob
 from weir.model.files.hub_reference import HubReference, is_commit, is_plain_path
-from weir.model.hub.blobs import FetchWatch, RemoteFile, fetch_blob, is_whole, kept_bytes
+from weir.model.files.safetensors import INDEX_NAME
+from weir.model.hub.blobs import FetchWatch, RemoteFile, RetryPolicy, fetch_blob, kept_bytes
 
 CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
 HEAD_NAMES = (CONFIG_NAME, "generation_config.json", INDEX_NAME)
-"""What says whether a folder can be served, and which weights it has: a few kilobytes."""
+"""What says whether a folder can be served, and which weights it has; fetched before the plan is told."""
 TEXT_NAMES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
+MAX_TEXT_BYTES = 64 << 20
+"""Of a file that is no weights. The largest tokenizers have some 40 MB."""
 _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _PART_OF_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -43,8 +43,7 @@ class Hub:
 
     endpoint: str
     cache_dir: Path
-    retry_wait_s: float = 1.0
-    """Before a line that broke is tried again, the first time."""
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
 
     @classmethod
     def of_environment(cls) -> "Hub":
@@ -73,26 +72,21 @@ class Repository:
         """What has yet to come of `files`."""
         return sum(file.size_bytes - kept_bytes(file, self.folder / "blobs") for file in files)
 
-    def fetch(self, file: RemoteFile, watch: FetchWatch) -> Path:
-        """The file in the snapshot, its digest found right. Raises PullError."""
+    def fetch(self, file: RemoteFile, watch: FetchWatch) -> None:
+        """Its blob, the digest found right. Raises PullError."""
         repository, endpoint = self.reference.repository, self.hub.endpoint
         if kept_bytes(file, self.folder / "blobs") < file.size_bytes:
             _need_http(self, file)
         with pull_errors(self.reference, self.hub):
             url = hf_hub_url(repository, file.name, revision=self.commit, endpoint=endpoint)
-            blob = fetch_blob(url, file, self.folder / "blobs", watch, self.hub.retry_wait_s)
-            # finds the blob, and makes what a cache has beside it
-            linked = hf_hub_download(
-                repository, file.name, revision=self.commit, endpoint=endpoint, cache_dir=self.hub.cache_dir
-            )
-            path = Path(linked)
-            # a server whose ETag is not the digest has made the library fetch the file once more, unchecked
-            if path.resolve() != blob.resolve() and not is_whole(path, file, watch):
-                raise PullError(
-                    f"{self.reference}: {file.name} is another file in {path.parent} than the hub says; remove that "
-                    "folder (`hf cache rm`) and pull again"
-                )
-        return path
+            fetch_blob(url, file, self.folder / "blobs", watch, self.hub.retries)
+
+    def link(self, files: Sequence[RemoteFile]) -> None:
+        """Into the snapshot, once their blobs are here. Raises PullError."""
+        with pull_errors(self.reference, self.hub):
+            for file in files:
+                # not by hf_hub_download: it names the blob, and so a path, after whatever ETag the server sends
+                link_blob(self.folder / "blobs" / file.digest, self.snapshot / file.name)
 
 
 def open_repository(reference: HubReference, hub: Hub) -> Repository:
@@ -217,8 +211,8 @@ def pull_errors(reference: HubReference, hub: Hub) -> Iterator[None]:
         raise PullError(f"{reference}: HF_HUB_OFFLINE is set, and it is not in {hub.cache_dir}") from error
     except HfHubHTTPError as error:
         raise PullError(_refusal(reference, hub, error.response.status_code)) from error
-    except (httpx2.HTTPError, httpx2.InvalidURL, LocalEntryNotFoundError) as error:
-        raise PullError(_silence(reference, hub, error.__cause__ or error)) from error
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise PullError(_silence(reference, hub, error)) from error
     except OSError as error:
         raise PullError(
             f"{reference}: cannot be kept in {hub.cache_dir} ({error.strerror or error}); make room or set "
@@ -233,8 +227,6 @@ def _refusal(reference: HubReference, hub: Hub, status: int) -> str:
 
 
 def _silence(reference: HubReference, hub: Hub, error: BaseException) -> str:
-    if isinstance(error, FileMetadataError):
-        return f"{reference}: {hub.endpoint} does not answer as the hub does; it names no commit, or no digest"
     return (
         f"{reference}: no answer from {hub.endpoint} ({type(error).__name__}); is it reachable, or is a proxy or "
         "HF_ENDPOINT needed? A model that is on this machine can be named by its path"
