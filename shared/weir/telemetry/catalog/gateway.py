@@ -71,6 +71,10 @@ keys_malformed_total: Keys' records that could not be read.
 keys_conflicts_total: Keys claimed by two at once.
 keys_refused_full_total: Keys refused since their store was full.
 keys_silent_gateways_total: Gateways that held a key and did not answer.
+responses_kept_total: Answers of the Responses API that were kept.
+responses_too_large_total: Answers too large to be kept.
+responses_lost_total: Answers that could not be kept.
+responses_malformed_total: Kept answers that could not be read.
 predictions_*_total > weir_gateway_predictions_total by outcome: Predictions of output lengths, by what came of them.
 prediction_factor: What predictions of output lengths are multiplied by, from what answers turned out to be.
 request_log_*_total > weir_gateway_request_log_records_total by outcome: Records of the request log.
