@@ -257,6 +257,13 @@ def test_who_waits_for_another_pull_asks_the_hub_afterwards(
     assert server.asked == []
 
 
+def test_the_list_leaves_out_a_partial_file_that_goes_while_it_looks(hub: Hub, gguf: bytes) -> None:
+    pull(hub, "org/tiny")
+    gone = hub.cache_dir / f"models--org--tiny/blobs/{'0' * 64}.weir.incomplete"
+    gone.symlink_to("gone")  # is listed, and has no size
+    assert [model.partial_bytes for model in list_local_models(hub.cache_dir)] == [0, 0]
+
+
 def test_a_hub_that_does_not_answer_is_named(hub: Hub, tmp_path: Path) -> None:
     nobody = Hub("http://127.0.0.1:9", tmp_path)
     assert "no answer from http://127.0.0.1:9 (ConnectError)" in refusal(nobody, "org/tiny")
