@@ -152,7 +152,8 @@ def test_what_the_readme_tells_a_newcomer_to_do(stack: Stack, weir_on_path: dict
                 said[arguments[0]] = run("weir", *arguments, environ=environ, text=text)
             elif program == "curl":
                 said["curl"] = post(stack, arguments)
-    assert said.keys() == {"generate", "chat", "status", "curl"}
+    assert said.keys() == {"generate", "chat", "models", "status", "curl"}
+    assert "smollm2-135m" in said["models"]
     assert said["generate"].startswith(" Paris.")
     assert said["chat"].strip()
     assert said["status"].count(" ready ") >= 6

@@ -58,7 +58,8 @@ async def test_with_overcommit_requests_are_preempted_and_all_end_with_the_token
 ) -> None:
     alone = await serve(small_stack.grpc_address, at_a_time=3)
     assert [(record.code, record.details) for record in alone] == [(grpc.StatusCode.OK, "")] * NUM_REQUESTS
-    assert small_stack.metric("decode", "preemptions_total") == 0
+    # On a busy machine the pages of who has ended may come back late, for the next one to lack them.
+    num_alone = small_stack.metric("decode", "preemptions_total")
 
     together = await serve(small_stack.grpc_address, at_a_time=NUM_REQUESTS)
     assert [(record.code, record.details) for record in together] == [(grpc.StatusCode.OK, "")] * NUM_REQUESTS
@@ -66,7 +67,7 @@ async def test_with_overcommit_requests_are_preempted_and_all_end_with_the_token
     assert [record.token_ids for record in together] == [record.token_ids for record in alone]
 
     decode = small_stack.metrics(small_stack.processes("decode")[0])
-    assert decode["preemptions_total"] > 0
+    assert decode["preemptions_total"] > num_alone
     assert decode["pages_swapped_out_total"] == decode["pages_swapped_in_total"]
     assert decode["swap_failures_total"] == 0
     num_served = decode["taken_over_total"] + decode["served_locally_total"]
