@@ -11,6 +11,7 @@ from typing import Any
 
 _CHUNK_BYTES = 1 << 16
 _MAX_CHUNKS = 1024
+_BACKLOG = 100
 _CALL_TIMEOUT_S = 10.0
 _LISTENING = "0A"
 _LOOPBACK = "0100007F"
@@ -32,7 +33,7 @@ class Relay:
         self._target = (host, port)
         self._listen_host = listen_host
         self._delay_s = 0.0
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._serving: set[asyncio.Task[Any]] = set()
         """One for each connection, from its beginning to its end."""
         self._gates: dict[int, asyncio.Event] = {}
@@ -82,8 +83,25 @@ class Relay:
 
     async def _restore(self) -> None:
         self._is_open.set()
-        if self._server is None:
-            self._server = await asyncio.start_server(self._serve, self._listen_host, self.port)
+        if self._listener is None:
+            self._listener = socket.create_server((self._listen_host, self.port), backlog=_BACKLOG)
+            self._listener.setblocking(False)
+            self._loop.add_reader(self._listener, self._accept, self._listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Not asyncio's own server: what that takes in the pass in which it is closed, nobody closes (Python 3.11)."""
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # its client has gone, or this process has no descriptor for it
+            return
+        serving = self._loop.create_task(self._serve(connection))
+        self._serving.add(serving)
+
+        def ended(serving: asyncio.Task[None]) -> None:
+            self._serving.discard(serving)
+            connection.close()  # also of a task that was cancelled before it began
+
+        serving.add_done_callback(ended)
 
     async def _cut_off(self, pid: int) -> int:
         self._cut_off_pids.add(pid)
@@ -100,19 +118,18 @@ class Relay:
                 gate.set()
 
     async def _refuse(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
         for connection in self._serving:
             connection.cancel()
         if self._serving:
             await asyncio.wait(self._serving, timeout=_CALL_TIMEOUT_S / 2)
         await asyncio.sleep(0)  # a transport that was aborted closes its socket in the next pass
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = asyncio.current_task()
-        assert connection is not None, "streams are served in tasks"
-        self._serving.add(connection)
+    async def _serve(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
         try:
             with contextlib.suppress(OSError):
                 target_reader, target_writer = await asyncio.open_connection(*self._target)
@@ -120,11 +137,8 @@ class Relay:
                     await self._relay(reader, writer, target_reader, target_writer)
                 finally:
                     target_writer.transport.abort()
-        except asyncio.CancelledError:
-            pass  # by `_refuse`: the connection's end, and nobody waits for this task
         finally:
             writer.transport.abort()
-            self._serving.discard(connection)
 
     async def _relay(
         self,

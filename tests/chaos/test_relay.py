@@ -156,3 +156,17 @@ def test_a_connection_whose_server_has_not_taken_it_yet_is_closed_with_the_relay
         with contextlib.suppress(ConnectionResetError):
             assert client.recv(1) == b""
     gc.collect()  # an unclosed transport or socket would warn
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_what_connects_in_the_moment_in_which_it_closes_is_closed_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(30):
+            relay = Relay(*server.getsockname())
+            clients = [connect(relay) for _ in range(20)]
+            relay.close()
+            for client in clients:
+                client.settimeout(5)
+                assert _try_receive(client) == b""
+                client.close()
+    gc.collect()
