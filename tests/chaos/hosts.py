@@ -17,7 +17,7 @@ import grpc
 
 from weir.bus.server import nats_server_command
 from weir.core.ports import free_port
-from weir.testing.stack import START_TIMEOUT_S, wait_until
+from weir.testing.stack import DESCRIBE_TIMEOUT_S, START_TIMEOUT_S, wait_until
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 _END_TIMEOUT_S = 30.0
@@ -66,7 +66,7 @@ class Served:
     def describe(self) -> admin_pb2.DescribeResponse:
         address = json.loads(self._ready_file.read_text())["address"]
         with grpc.insecure_channel(address) as channel:
-            return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=5)
+            return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)

@@ -207,21 +207,23 @@ async def test_a_worker_changes_its_role_under_streams_and_back(stack: Stack, un
 
         return change
 
-    same(await streams(stack, NUM_TOKENS, change_to("prefill")), undisturbed)
-    changed = process(stack, "decode-1")
-    assert (changed.role, changed.pid) == ("prefill", pid), "the same process, with the weights that it had"
-    shown = weir(stack, "role", "prefill-0", "decode", "--grace-s", "0.5", "--wait")
-    assert shown.returncode == 0, shown.stderr
-    num_computed = stack.metrics(changed)["prompt_tokens_computed_total"]
-    fresh = greedy_request([9] * 1500, max_tokens=4, ignore_eos=True)
-    channel, stub = open_stub(stack.grpc_address)
-    async with channel:
-        assert (await stream(stub, fresh)).code is grpc.StatusCode.OK
-    nothing_is_left(stack)
-    assert stack.metrics(changed)["prompt_tokens_computed_total"] > num_computed, "the only prefill worker now"
-
-    change_to("decode")()
-    same(await streams(stack, NUM_TOKENS, lambda: weir(stack, "role", "prefill-0", "prefill", "--wait")), undisturbed)
+    try:
+        same(await streams(stack, NUM_TOKENS, change_to("prefill")), undisturbed)
+        changed = process(stack, "decode-1")
+        assert (changed.role, changed.pid) == ("prefill", pid), "the same process, with the weights that it had"
+        shown = weir(stack, "role", "prefill-0", "decode", "--grace-s", "0.5", "--wait")
+        assert shown.returncode == 0, shown.stderr
+        num_computed = stack.metrics(changed)["prompt_tokens_computed_total"]
+        fresh = greedy_request([9] * 1500, max_tokens=4, ignore_eos=True)
+        channel, stub = open_stub(stack.grpc_address)
+        async with channel:
+            assert (await stream(stub, fresh)).code is grpc.StatusCode.OK
+        nothing_is_left(stack)
+        assert stack.metrics(changed)["prompt_tokens_computed_total"] > num_computed, "the only prefill worker now"
+    finally:
+        change_to("decode")()
+        back = await streams(stack, NUM_TOKENS, lambda: weir(stack, "role", "prefill-0", "prefill", "--wait"))
+    same(back, undisturbed)
     assert {view.role for view in stack.processes("decode")} == {"decode"}
     assert [view.name for view in stack.processes("prefill")] == ["prefill-0"]
     nothing_is_left(stack)

@@ -42,7 +42,7 @@ def set_limits(stack: Stack, *settings: str) -> list[dict[str, Any]]:
     done = stack.weir("limits", "set", *settings, "--json", "--instance", stack.instance)
     assert done.returncode == 0, done.stderr
     wait_until(
-        lambda: stack.metrics(gateway)["access_rules_changes_total"] > changes, timeout_s=10, what="the gateway knows"
+        lambda: stack.metrics(gateway)["access_rules_changes_total"] > changes, timeout_s=30, what="the gateway knows"
     )
     answer: list[dict[str, Any]] = json.loads(done.stdout)
     return answer
@@ -55,7 +55,7 @@ def restart_scheduler(stack: Stack) -> None:
     stack.kill(scheduler)
     wait_until(lambda: stack.has_restarted(scheduler), timeout_s=40, what="another scheduler is ready")
     wait_until(
-        lambda: stack.metrics(gateway)["access_rules_changes_total"] > changes, timeout_s=10, what="its rules are known"
+        lambda: stack.metrics(gateway)["access_rules_changes_total"] > changes, timeout_s=30, what="its rules are known"
     )
 
 
@@ -130,7 +130,7 @@ async def test_fewer_running_sequences_end_none_that_runs_and_a_bad_value_change
         )
         assert [(one["was"], one["now"]) for one in made] == [(None, "1"), (None, "64")]
         await asyncio.to_thread(
-            wait_until, lambda: stack.metrics(decode)["max_num_seqs"] == 1, timeout_s=10, what="the worker knows"
+            wait_until, lambda: stack.metrics(decode)["max_num_seqs"] == 1, timeout_s=30, what="the worker knows"
         )
         records = await asyncio.gather(*load)
     assert [record.code for record in records] == [grpc.StatusCode.OK] * 6

@@ -57,8 +57,8 @@ class Limits:
         self._path.write_text(text)
         digest = hashlib.sha256(text.encode()).hexdigest() if text else ""
         with self.scheduling() as scheduling:
-            wait_until(lambda: scheduling.describe().limits_digest == digest, timeout_s=10, what="the file is read")
-        wait_until(lambda: self._num_changes() > changes, timeout_s=10, what="the gateway knows the rules")
+            wait_until(lambda: scheduling.describe().limits_digest == digest, timeout_s=30, what="the file is read")
+        wait_until(lambda: self._num_changes() > changes, timeout_s=30, what="the gateway knows the rules")
 
     def _num_changes(self) -> float:
         return self._stack.metrics(self._gateway)["access_rules_changes_total"]
@@ -139,7 +139,7 @@ async def test_limits_change_under_load_and_a_bad_file_changes_nothing(
         await asyncio.to_thread(limits_path.write_text, "[tenants.new]\nwieght = 2\n")
         with limits.scheduling() as scheduling:
             await asyncio.to_thread(
-                wait_until, lambda: scheduling.describe().limits_error != "", timeout_s=10, what="the fault is seen"
+                wait_until, lambda: scheduling.describe().limits_error != "", timeout_s=30, what="the fault is seen"
             )
             view = scheduling.describe()
         assert "tenants.new.wieght" in view.limits_error

@@ -20,6 +20,7 @@ from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 START_TIMEOUT_S = 180.0  # the first start on a machine compiles the kernels
 COMMAND_TIMEOUT_S = 60.0
+DESCRIBE_TIMEOUT_S = 30.0  # ten times what a process needs amid the stacks of other tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Stack:
     def describe(self, process: ProcessView) -> admin_pb2.DescribeResponse:
         """Counters and integrity of one process."""
         with grpc.insecure_channel(process.address) as channel:
-            return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=5)
+            return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
 
     def metrics(self, process: ProcessView) -> dict[str, float]:
         """All metrics of one process; a plain dict, since a protobuf map gives 0 for a name that is not there."""
