@@ -21,6 +21,7 @@ def wire(
         bool, typer.Option(help="A worker that computes nothing, and neither prefill nor transfer.")
     ] = False,
     step_ms: Annotated[float, typer.Option(min=0, help="Of that worker's steps. 0: as fast as they are taken.")] = 20.0,
+    traces: Annotated[bool, typer.Option(help="The gateway before that worker sends its spans.")] = False,
     frontend: Annotated[str, typer.Option(help="http, grpc, or both in turns.")] = "both",
     num_requests: Annotated[int, typer.Option(min=1, help="Of one round.")] = 128,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 32,
@@ -37,11 +38,14 @@ def wire(
     chosen = _FRONTENDS if frontend == "both" else tuple(one for one in _FRONTENDS if one == frontend)
     if not chosen:
         fail(f"--frontend {frontend!r}: must be http, grpc or both")
-    load = StreamLoad(model, num_requests, concurrency, input_len, output_len)
+    if traces and not null:
+        fail("--traces: only with --null")
+    step_s = step_ms / 1e3 if null else 0.0
+    load = StreamLoad(model, num_requests, concurrency, input_len, output_len, step_s=step_s)
     found: dict[Frontend, list[WireRound]] = {one: [] for one in chosen}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the stack is ended
     try:
-        with null_target(model, step_ms) if null else served_target(model) as target:
+        with null_target(model, step_ms, traces) if null else served_target(model) as target:
             for number in range(rounds):
                 for one in chosen:
                     found[one].append(measure(target, one, replace(load, seed=_SEED_STRIDE * (number + 1))))

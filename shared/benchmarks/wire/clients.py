@@ -12,18 +12,23 @@ from typing import Any, Literal
 
 import grpc.aio
 
+from benchmarks.wire.step_tokens import age_s
 from weir.testing.load import greedy_request, open_stub
 
 Frontend = Literal["http", "grpc"]
 
 _USAGE = b'"completion_tokens":'
+_TOKEN_IDS = b'"token_ids":['
 _STREAMS_A_CHANNEL = 32
+_NUM_WATCHERS = 4
+"""So many streams at a time are looked at closely: they name their tokens, and each token's age is taken."""
 _TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """Closed loop: as many requests at a time, each of so many tokens in and out."""
+    """Closed loop: as many requests at a time, each of so many tokens in and out. `step_s` of a null worker: the age of
+    tokens is measured; 0: it is not."""
 
     model: str
     num_requests: int
@@ -31,19 +36,26 @@ class StreamLoad:
     input_len: int
     output_len: int
     seed: int = 0
+    step_s: float = 0.0
 
     def prompts(self) -> list[list[int]]:
         source = random.Random(self.seed)
         return [[source.randrange(1000, 40_000) for _ in range(self.input_len)] for _ in range(self.num_requests)]
 
+    def step_of(self, number: int) -> float:
+        """0 for a client that does not watch its tokens."""
+        return self.step_s if number < _NUM_WATCHERS else 0.0
+
 
 @dataclass(slots=True)
 class StreamsReceived:
-    """What all clients saw. `gaps_s`: between two pieces of one stream."""
+    """What all clients saw. `gaps_s`: between two pieces of one stream; `ages_s`: of the watched streams' tokens, from
+    the time at which the worker's step was due to the client."""
 
     num_tokens: int = 0
     num_pieces: int = 0
     gaps_s: list[float] = field(default_factory=list)
+    ages_s: list[float] = field(default_factory=list)
     duration_s: float = 0.0
 
 
@@ -52,7 +64,7 @@ async def run_streams(frontend: Frontend, port: int, load: StreamLoad) -> Stream
     received = StreamsReceived()
     began_s = time.monotonic()
     if frontend == "http":
-        await _in_loop(load, lambda prompt, _: _one_over_http(port, load, prompt, received))
+        await _in_loop(load, lambda prompt, number: _one_over_http(port, load, prompt, received, load.step_of(number)))
     else:
         opened = [open_stub(f"127.0.0.1:{port}") for _ in range(-(-load.concurrency // _STREAMS_A_CHANNEL))]
         try:
@@ -62,7 +74,7 @@ async def run_streams(frontend: Frontend, port: int, load: StreamLoad) -> Stream
                 call = stubs[number % len(stubs)].Generate(
                     greedy_request(prompt, max_tokens=load.output_len, ignore_eos=True), timeout=_TIMEOUT_S
                 )
-                await _read_grpc(call, load.output_len, received)
+                await _read_grpc(call, load.output_len, received, load.step_of(number))
 
             await _in_loop(load, one)
         finally:
@@ -84,7 +96,9 @@ async def _in_loop(load: StreamLoad, one: Callable[[list[int], int], Awaitable[N
             group.create_task(client(number))
 
 
-async def _read_grpc(call: "grpc.aio.UnaryStreamCall[Any, Any]", output_len: int, received: StreamsReceived) -> None:
+async def _read_grpc(
+    call: "grpc.aio.UnaryStreamCall[Any, Any]", output_len: int, received: StreamsReceived, step_s: float
+) -> None:
     num_tokens, last_s = 0, 0.0
     async for response in call:
         now_s = time.monotonic()
@@ -93,6 +107,8 @@ async def _read_grpc(call: "grpc.aio.UnaryStreamCall[Any, Any]", output_len: int
         last_s = now_s
         received.num_pieces += 1
         num_tokens += len(response.token_ids)
+        if step_s:
+            received.ages_s += [age_s(token_id, step_s, now_s) for token_id in response.token_ids]
     if num_tokens != output_len:
         raise RuntimeError(f"a stream over gRPC brought {num_tokens} tokens of {output_len}")
     received.num_tokens += num_tokens
@@ -101,8 +117,11 @@ async def _read_grpc(call: "grpc.aio.UnaryStreamCall[Any, Any]", output_len: int
 class _SseClient(asyncio.Protocol):
     """One request on a connection of its own, which the server closes at the end."""
 
-    def __init__(self, received: StreamsReceived) -> None:
+    def __init__(self, received: StreamsReceived, step_s: float) -> None:
+        """`step_s` 0: it is not watched."""
         self._received = received
+        self._step_s = step_s
+        self._unread = b""
         self._last_s = 0.0
         self.tail = b""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -117,13 +136,23 @@ class _SseClient(asyncio.Protocol):
             self._received.gaps_s.append(now_s - self._last_s)
         self._last_s = now_s
         self._received.num_pieces += num_events
+        if self._step_s:
+            self._take_ages(data, now_s)
+
+    def _take_ages(self, data: bytes, now_s: float) -> None:
+        *events, self._unread = (self._unread + data).split(b"\n\n")
+        for event in events:
+            ids = event.partition(_TOKEN_IDS)[2].partition(b"]")[0]
+            self._received.ages_s += [age_s(int(token_id), self._step_s, now_s) for token_id in ids.split(b",") if ids]
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
 
 
-async def _one_over_http(port: int, load: StreamLoad, prompt: list[int], received: StreamsReceived) -> None:
+async def _one_over_http(
+    port: int, load: StreamLoad, prompt: list[int], received: StreamsReceived, step_s: float
+) -> None:
     fields = {
         "model": load.model,
         "prompt": prompt,
@@ -133,6 +162,7 @@ async def _one_over_http(port: int, load: StreamLoad, prompt: list[int], receive
         "stream": True,
         "stream_options": {"include_usage": True},
         "cache_prompt": False,
+        "return_token_ids": bool(step_s),
     }
     body = json.dumps(fields).encode()
     head = (
@@ -140,7 +170,7 @@ async def _one_over_http(port: int, load: StreamLoad, prompt: list[int], receive
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     loop = asyncio.get_running_loop()
-    client = _SseClient(received)
+    client = _SseClient(received, step_s)
     transport, _ = await loop.create_connection(lambda: client, "127.0.0.1", port)
     try:
         transport.write(head.encode() + body)

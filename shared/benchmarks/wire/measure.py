@@ -15,6 +15,7 @@ import uvloop
 from benchmarks.wire.clients import Frontend, StreamLoad, StreamsReceived, run_streams
 from benchmarks.wire.null_stack import NullStack
 from weir.bench.serving.serve import p99
+from weir.testing.otlp import OtlpReceiver
 from weir.testing.stack import Stack
 
 _TICKS_A_S = os.sysconf("SC_CLK_TCK")
@@ -37,8 +38,12 @@ class WireRound:
 
 
 @contextmanager
-def null_target(model: str, step_ms: float) -> Iterator[MeasuredStack]:
-    with tempfile.TemporaryDirectory(prefix="weir-wire-") as folder, NullStack(Path(folder), model, step_ms) as stack:
+def null_target(model: str, step_ms: float, with_traces: bool) -> Iterator[MeasuredStack]:
+    """Traces go to a receiver in this process, which waits meanwhile and is not measured."""
+    with ExitStack() as held:
+        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="weir-wire-"))
+        flags = ("--otlp-endpoint", held.enter_context(OtlpReceiver()).endpoint) if with_traces else ()
+        stack = held.enter_context(NullStack(Path(folder), model, step_ms, flags))
         yield MeasuredStack({"http": stack.http_port, "grpc": stack.grpc_port}, stack.pids)
 
 
@@ -79,6 +84,11 @@ def table(frontend: Frontend, rounds: Sequence[WireRound]) -> str:
         ("gap p50, ms", [1e3 * statistics.median(one.gaps_s) for one in received]),
         ("gap p99, ms", [1e3 * p99(one.gaps_s) for one in received]),
     ]
+    if all(one.ages_s for one in received):
+        rows += [
+            ("age of a token p50, ms", [1e3 * statistics.median(one.ages_s) for one in received]),
+            ("age of a token p99, ms", [1e3 * p99(one.ages_s) for one in received]),
+        ]
     lines = [f"| {frontend} | median | of {len(rounds)} |", "|---|---|---|"]
     lines += [
         f"| {name} | {statistics.median(values):.1f} | {min(values):.1f} to {max(values):.1f} |"

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
+from benchmarks.wire.step_tokens import token_of_step
 from weir.bus.messages import WorkerRecord
 from weir.bus.nats import NatsBus
 from weir.bus.subjects import Subjects
@@ -27,7 +28,6 @@ _NUM_PAGES = 1 << 20
 _PAGE_TOKENS = 16
 _MAX_CONTEXT_TOKENS = 2048
 _REGISTER_TIMEOUT_S = 30.0
-_FIRST_TOKEN_ID, _NUM_TOKEN_IDS = 1000, 30_000
 
 
 @dataclass(slots=True)
@@ -40,17 +40,21 @@ class _Sequence:
 
 
 class NullEngine:
-    """Sequences, and what is due of each at a time. A step that the gateway takes too late comes with the next."""
+    """Sequences, and what is due of each at a time. A step that the gateway takes too late comes with the next.
+
+    Step n is due at n * `step_s` of the monotonic clock, and its tokens say which it was.
+    """
 
     def __init__(self, step_s: float) -> None:
         """`step_s` 0: the next step comes as soon as the gateway has taken one."""
         self._step_s = step_s
-        self._began_s = time.monotonic()
         self._step = 0
         self._sequences: dict[str, _Sequence] = {}
         self._has_work = asyncio.Event()
 
     def start(self, start: worker_pb2.Start) -> None:
+        if not self._sequences:  # no steps are made at rest
+            self._step = max(self._step, self._due_step())
         self._sequences[start.request_id] = _Sequence(start, self._step + 1)
         self._has_work.set()
 
@@ -71,9 +75,11 @@ class NullEngine:
         if not self._step_s:
             self._step += 1
             return
-        now_s = time.monotonic()
-        self._step = max(self._step + 1, int((now_s - self._began_s) / self._step_s))
-        await asyncio.sleep(self._began_s + self._step * self._step_s - now_s)
+        self._step = max(self._step + 1, self._due_step())
+        await asyncio.sleep(self._step * self._step_s - time.monotonic())
+
+    def _due_step(self) -> int:
+        return int(time.monotonic() / self._step_s) if self._step_s else 0
 
     def _update(self, sequence: _Sequence) -> worker_pb2.SequenceUpdate:
         start, first_index = sequence.start, sequence.num_sent
@@ -85,10 +91,7 @@ class NullEngine:
             request_id=start.request_id,
             attempt=start.attempt,
             first_index=first_index,
-            token_ids=[
-                _FIRST_TOKEN_ID + (sequence.joined_at + 7919 * index) % _NUM_TOKEN_IDS
-                for index in range(first_index, sequence.num_sent)
-            ],
+            token_ids=[token_of_step(sequence.joined_at + index) for index in range(first_index, sequence.num_sent)],
             finish_reason=types_pb2.FINISH_REASON_LENGTH if is_done else types_pb2.FINISH_REASON_UNSPECIFIED,
         )
 

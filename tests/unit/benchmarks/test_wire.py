@@ -1,5 +1,6 @@
 """The worker that computes nothing gives every sequence its tokens, in order; processor time is read from /proc."""
 
+import asyncio
 import os
 import time
 
@@ -7,6 +8,7 @@ import pytest
 
 from benchmarks.wire.measure import cpu_times_s
 from benchmarks.wire.null_worker import NullEngine
+from benchmarks.wire.step_tokens import age_s, token_of_step
 from weir.wire.v1 import types_pb2, worker_pb2
 
 
@@ -26,6 +28,24 @@ async def test_each_sequence_gets_one_token_a_step_until_its_end_and_none_after(
             if update.finish_reason == types_pb2.FINISH_REASON_LENGTH:
                 ended.append((step, update.request_id))
     assert ended == [(3, "a"), (5, "b")]
+
+
+async def test_a_sequence_that_comes_after_a_rest_begins_with_the_next_step() -> None:
+    engine = NullEngine(0.002)
+    for name in ("first", "second"):
+        engine.start(worker_pb2.Start(request_id=name, max_tokens=200))
+        frame = await engine.next_frame()
+        (update,) = frame.updates
+        assert update.token_ids[-1] == token_of_step(frame.step)
+        assert len(update.token_ids) < 50, "a rest of a hundred steps counts as steps"
+        engine.cancel(name)
+        await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 29_999])
+def test_a_token_says_how_old_it_is(num_steps: int) -> None:
+    step = 4_711_000
+    assert age_s(token_of_step(step), 0.25, (step + num_steps) * 0.25 + 0.1) == pytest.approx(num_steps * 0.25 + 0.1)
 
 
 def test_processor_time_is_that_of_the_process_and_one_that_is_gone_is_named() -> None:
