@@ -60,6 +60,7 @@ triton-oldest: setup-dev ## The oldest Triton that Weir takes, beside the instal
 prometheus: build/prometheus/usr/bin/promtool ## Debian's Prometheus and promtool for tests/metrics, unpacked, not installed.
 
 build/prometheus/usr/bin/promtool:
+	rm -rf build/prometheus
 	mkdir -p build/prometheus/package
 	cd build/prometheus/package && apt-get download -q prometheus
 	dpkg -x build/prometheus/package/prometheus_*.deb build/prometheus

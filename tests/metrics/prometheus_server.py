@@ -63,7 +63,7 @@ class PrometheusServer:
 
 def config_text(jobs: dict[str, Sequence[str]], rules: Sequence[Path]) -> str:
     """`jobs`: name -> targets, HOST:PORT."""
-    lines = ["global: {scrape_interval: 1s, evaluation_interval: 1s}", f"rule_files: {list(map(str, rules))}"]
+    lines = ["global: {scrape_interval: 2s, evaluation_interval: 2s}", f"rule_files: {list(map(str, rules))}"]
     lines.append("scrape_configs:")
     for name, targets in jobs.items():
         lines += [f"  - job_name: {name}", f"    static_configs: [{{targets: {list(targets)}}}]"]
