@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.metrics.dashboards import description
-from tests.metrics.prometheus_server import PrometheusServer, running
+from tests.metrics.prometheus_server import PrometheusServer, running, tool
 from tests.metrics.test_rules import RULE_FILES, rules
 
 from weir.testing.stack import Stack, wait_until
@@ -53,6 +53,7 @@ def load(stack: Stack) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
     """Beside a stack under a little load, once everything that must have data has some."""
+    tool("prometheus")  # skips before a stack is started for nothing
     with Stack(tmp_path_factory.mktemp("run"), flags=_FLAGS) as stack:
         urls = [entry["metrics_url"] for entry in stack.status()["processes"] if entry["metrics_url"]]
         targets = [url.removeprefix("http://").removesuffix("/metrics") for url in urls]
