@@ -26,7 +26,8 @@ def spread(arguments: Sequence[str]) -> Iterator[str]:
     option, has_value = "", False
     for word in arguments:
         if word.startswith("-"):
-            option, has_value = (word, False) if word in _MANY else ("", False)
+            name, equals, _ = word.partition("=")
+            option, has_value = (name, bool(equals)) if name in _MANY else ("", False)
         elif option:
             if has_value:
                 yield option

@@ -109,7 +109,11 @@ def pairs_of(flag: str, pairs: Sequence[str] | None) -> dict[str, str]:
 def _base_url(flags: Flags) -> str:
     is_grpc = flags["backend"].startswith("grpc")
     if base_url := str(flags["base_url"]):
-        return base_url.removeprefix("grpc://") if is_grpc else base_url
+        base_url = base_url.removeprefix("grpc://") if is_grpc else base_url
+        if is_grpc == base_url.startswith(("http://", "https://")):
+            form = "HOST:PORT" if is_grpc else "http://… or https://…"
+            raise ValueError(f"base-url {base_url!r}: of backend {flags['backend']} it must be {form}")
+        return base_url
     host, port = flags["host"] or "127.0.0.1", flags["port"]
     if port is None and not flags["host"]:
         return DEFAULT_GRPC if is_grpc else DEFAULT_HTTP

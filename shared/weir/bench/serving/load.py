@@ -122,6 +122,7 @@ class _Run:
             if must_wait:
                 record.started_s = time.monotonic()
                 record.queued_s = record.started_s - came_s
+                record.late_s = 0.0
             await self._send(asked, record)
         return record
 
@@ -131,6 +132,8 @@ class _Run:
                 await self._sender.send(asked, record)
         except TimeoutError:
             record.error = f"no whole answer within {self._config.timeout_s:g} s"
+        if record.has_chunk and not record.output_len:  # a server that does not count: a chunk for a token
+            record.output_len = 1 + len(record.gaps_s)
         if not record.has_chunk and not record.error:
             record.latency_s = time.monotonic() - record.started_s
             record.ttft_s = record.latency_s

@@ -62,7 +62,7 @@ class ServedRequest:
     status: int = 0
     """Of HTTP; 0: no answer."""
     late_s: float = 0.0
-    """From when it was due to when this process turned to it."""
+    """From when it was due to when this process turned to it; 0 of one that waited here for room."""
     queued_s: float = 0.0
     turn: int = 0
     has_chunk: bool = False

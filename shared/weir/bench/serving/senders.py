@@ -117,7 +117,7 @@ async def _read_events(response: httpx.Response, record: ServedRequest) -> None:
         for choice in event.get("choices") or ():
             _read_choice(choice, record, time.monotonic())
         if usage := event.get("usage"):
-            record.output_len = usage["completion_tokens"]
+            record.output_len = usage.get("completion_tokens") or 0
             record.input_len = usage.get("prompt_tokens") or record.input_len
     record.error = "the stream ended before [DONE]"
 

@@ -5,6 +5,7 @@ What the figures are is said in `figures`.
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,8 @@ class Saving:
 def main(run: Run, saving: Saving, *, json_output: bool) -> int:
     """Runs the load and prints the result. Returns 1 if any request failed. Raises ValueError for what cannot be."""
     jobs = make_jobs(run.load)
+    if saving.path is not None:
+        _check_writable(saving.path)
     try:
         records, duration_s = asyncio.run(measure(run, jobs))
     except RuntimeError as error:
@@ -85,13 +88,22 @@ def main(run: Run, saving: Saving, *, json_output: bool) -> int:
     result: Result = {**described(run.load, saving), **figures, **groups}
     if saving.path is not None:
         details = detailed(records) if saving.is_detailed else {}
-        saving.path.parent.mkdir(parents=True, exist_ok=True)
         saving.path.write_text(json.dumps({**result, **details}, indent=2) + "\n")
     print(json.dumps(result) if json_output else block(figures, run.load, groups, run.reporting))
     print_errors(records)
     if warning := lateness_warning(figures):
         print(warning, file=sys.stderr)
     return 1 if figures["failed"] else 0
+
+
+def _check_writable(path: Path) -> None:
+    """Before anything is measured. Raises ValueError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"result-filename {path}: {error}") from error
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"result-filename {path}: cannot be written")
 
 
 async def measure(run: Run, jobs: Sequence[BenchRequest]) -> tuple[list[ServedRequest], float]:

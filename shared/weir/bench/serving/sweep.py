@@ -39,8 +39,10 @@ class Server:
         """Of `NAME=URL` or `NAME=URL#MODEL`; `grpc://HOST:PORT` is asked over gRPC. Raises ValueError."""
         name, equals, rest = text.partition("=")
         url, _, model = rest.partition("#")
-        if not (equals and url.strip()) or not name or not all(part.isalnum() or part in "-_." for part in name):
+        if not (equals and name) or not all(part.isalnum() or part in "-_." for part in name):
             raise ValueError(f"server {text!r}: must be NAME=URL or NAME=URL#MODEL, the name of letters, digits, - _ .")
+        if not url.startswith(("http://", "https://", "grpc://")):
+            raise ValueError(f"server {text!r}: must be NAME=URL with http://, https:// or grpc://")
         return cls(name, url.strip(), model)
 
     def asked(self, load: LoadConfig) -> LoadConfig:

@@ -108,6 +108,8 @@ def test_every_dataset_is_made_of_its_flags() -> None:
         ("--extra-body [1]", "extra-body: must be a JSON object"),
         ("--extra-body {", "extra-body: is not JSON"),
         ("--header nonsense", "header 'nonsense': must be KEY=VALUE"),
+        ("--base-url 127.0.0.1:8000", "of backend openai it must be http"),
+        ("--backend grpc --base-url http://h:1", "of backend grpc it must be HOST:PORT"),
         ("--random-range-ratio 1", "random-range-ratio 1.0"),
     ],
 )

@@ -15,10 +15,10 @@ from tests.unit.gateway.world import World, open_world
 from weir.bench.serving.arrivals import Arrivals
 from weir.bench.serving.config import Backend, LoadConfig
 from weir.bench.serving.datasets import MultiTurn, RandomPrompts
-from weir.bench.serving.figures import more_figures, summarize
+from weir.bench.serving.figures import NO_TARGETS, Reporting, more_figures, summarize
 from weir.bench.serving.load import make_jobs, run_jobs, run_load, wait_ready, warm_up
 from weir.bench.serving.records import BenchRequest, ServedRequest
-from weir.bench.serving.serve import NO_TARGETS, Saving, block, described, detailed, lateness_warning, progress_bar
+from weir.bench.serving.serve import Run, Saving, block, described, detailed, lateness_warning, main, progress_bar
 
 EVENT = 'data: {"choices": [{"text": "a"}]}\n\n'
 
@@ -135,6 +135,7 @@ async def test_what_waits_for_room_here_starts_when_it_has_it() -> None:
     )
     assert most == 2
     assert [record.queued_s > 0 for record in records] == [False] * 2 + [True] * 4
+    assert {record.late_s for record in records[2:]} == {0.0}
     for record in records[2:]:
         assert record.started_s >= min(other.started_s + other.latency_s for other in records)
 
@@ -146,6 +147,33 @@ async def test_an_answer_that_never_ends_is_given_up_at_its_deadline() -> None:
 
     (record,) = await answered(LoadConfig("http://x", "m", timeout_s=0.05), [BenchRequest([1], 1)], answer)
     assert record.error == "no whole answer within 0.05 s"
+
+
+async def test_where_a_server_counts_nothing_a_chunk_is_a_token() -> None:
+    text = 2 * EVENT + "data: [DONE]\n\n"
+    (record,) = await answered(
+        LoadConfig("http://x", "m"), [BenchRequest([1, 2], 9)], lambda _: httpx.Response(200, text=text)
+    )
+    assert (record.input_len, record.output_len) == (2, 2)
+
+
+def test_a_result_that_cannot_be_written_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"result-filename .* cannot be written"):
+        main(Run(LoadConfig("http://127.0.0.1:1", "m")), Saving(tmp_path), json_output=False)
+
+
+def test_a_run_whose_requests_fail_ends_with_1_and_keeps_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "result.json"
+    run = Run(LoadConfig("http://127.0.0.1:1", "m", num_prompts=2), Reporting({"ttft": 1.0}))
+    assert main(run, Saving(path, is_detailed=True), json_output=False) == 1
+    shown = capsys.readouterr()
+    assert "Failed requests:                        2" in shown.out
+    assert "Request goodput (req/s):                0.00" in shown.out
+    assert "failed: ConnectError" in shown.err
+    kept = json.loads(path.read_text())
+    assert (kept["failed"], len(kept["errors"])) == (2, 2)
 
 
 async def test_a_role_alone_is_no_first_token_and_the_servers_count_is_taken() -> None:

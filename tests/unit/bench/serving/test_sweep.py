@@ -45,7 +45,7 @@ def test_a_server_is_asked_by_its_url_over_its_protocol_for_its_model() -> None:
     assert Server.parse("a=http://h:1").asked(replace(load, backend="grpc-chat", endpoint="")).backend == "openai-chat"
 
 
-@pytest.mark.parametrize("text", ["http://x", "a=", "=http://x", "a/b=http://x", "a b=http://x"])
+@pytest.mark.parametrize("text", ["http://x", "a=", "a=h:1", "=http://x", "a/b=http://x", "a b=http://x"])
 def test_a_server_that_cannot_be_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="must be NAME=URL"):
         Server.parse(text)
