@@ -60,7 +60,7 @@ def test_infinite_burstiness_is_a_metronome_and_an_infinite_rate_is_all_at_once(
 def test_a_ramp_begins_at_one_rate_and_ends_at_the_other(strategy: str) -> None:
     ramp = RampUp(strategy, 2.0, 32.0)  # type: ignore[arg-type]
     gaps = gaps_of(Arrivals(burstiness=math.inf, ramp_up=ramp), 101)
-    assert (gaps[0], gaps[-1]) == (pytest.approx(1 / 2), pytest.approx(1 / 32))
+    assert [gaps[0], gaps[-1]] == pytest.approx([1 / 2, 1 / 32])
     assert gaps == sorted(gaps, reverse=True)
     middle = ramp.rate_at(0.5)
     assert middle == pytest.approx(17.0 if strategy == "linear" else 8.0)
