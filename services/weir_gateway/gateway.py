@@ -12,7 +12,7 @@ from weir.bus.endpoint import BusEndpoint
 from weir.bus.keys import AskHolder
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
-from weir.core.clock import SystemClock
+from weir.core.clock import Clock, SystemClock
 from weir.core.errors import Unavailable
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
@@ -115,6 +115,7 @@ class GatewayProcess:
     request_shutdown: Callable[[str], None]
     figures: Callable[[], Described] | None = None
     """All that the process says of itself; None: what the gateway in it does."""
+    clock: Clock = field(default_factory=SystemClock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class Gateway:
         model: ServedModel,
         lengths: OutputLengths,
     ) -> None:
-        clock = SystemClock()
+        clock = process.clock
         self._settings = settings
         self._gateway_id = process.gateway_id
         self._subjects = Subjects(settings.instance)
@@ -168,7 +169,7 @@ class Gateway:
         self.processor = InputProcessor(models, self._entry, settings.limits, lengths, self._driver, self._keys, spans)
         self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
         self._frontend = HttpFrontend(
-            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses
+            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._port.quotas
         )
         self._neighbours = NeighbourWatch(bus, self._subjects, clock)
         vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, models)

@@ -17,6 +17,7 @@ from tests.unit.gateway.fake_workers import FakePair, FakeWorker
 from weir.bus.configuration import AccessRules
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import Placement
+from weir.core.clock import Clock, SystemClock
 from weir.core.life import SchedulingParams
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
@@ -92,6 +93,7 @@ async def open_world(
     max_context: int = MAX_CONTEXT,
     rules: AccessRules | None = OPEN_RULES,
     lengths: OutputLengths | None = None,
+    clock: Clock = SystemClock(),  # noqa: B008 - has no state
 ) -> AsyncIterator[World]:
     """Checks at the end that nothing is left."""
     hub, spans, tokenizer = InMemoryHub(), InMemorySpanExporter(), ByteTokenizer()
@@ -99,7 +101,7 @@ async def open_world(
     provider.add_span_processor(SimpleSpanProcessor(spans))
     failures: list[str] = []
     bodies = BodyBudget(max_bodies_bytes, wait_s=0.3)
-    process = GatewayProcess(GATEWAY_ID, provider.get_tracer("test"), bodies, failures.append)
+    process = GatewayProcess(GATEWAY_ID, provider.get_tracer("test"), bodies, failures.append, clock=clock)
     async with AsyncExitStack() as stack:
         stack.callback(provider.shutdown)
         prefill = await stack.enter_async_context(_running(FakeWorker("prefill-0-aaaaaaaa")))
