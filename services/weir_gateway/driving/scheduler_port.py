@@ -50,7 +50,7 @@ from weir.core.errors import (
 from weir.core.life import FinishReason, Phase
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.prefixes import page_hashes, prefix_seed
-from weir_gateway.entry.quota_book import QuotaBook
+from weir_gateway.requests.quota_book import QuotaBook
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.validation import CheckedRequest, prompt_field

@@ -20,7 +20,6 @@ from weir.rpc.port_guard import BodyBudget
 from weir.telemetry.exposition import is_openmetrics
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
-from weir_gateway.entry.quota_book import QuotaBook
 from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.anthropic.handlers import MessagesApi
 from weir_gateway.frontends.correlation import correlation_of, mark
@@ -52,6 +51,7 @@ from weir_gateway.input_processor import InputProcessor
 from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
+from weir_gateway.requests.quota_book import QuotaBook
 
 logger = logging.getLogger(__name__)
 

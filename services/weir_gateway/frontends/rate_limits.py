@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from weir_gateway.entry.quota_book import Allowance, Quota
 from weir_gateway.frontends.error_forms import MESSAGES_PATH
+from weir_gateway.requests.quota_book import Allowance, Quota
 
 _OPENAI_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 

@@ -1,4 +1,4 @@
-"""What the scheduler tells gateways: of its queues, so that they refuse on arrival whom it would refuse, and of quotas."""
+"""What the scheduler tells gateways of its queues, so that they refuse whom it would refuse, and of quotas."""
 
 from dataclasses import dataclass
 

@@ -14,8 +14,8 @@ from weir.bus.queue_report import QuotaLevel
 from weir.core.clock import Clock, ManualClock
 from weir.scheduling.limits import CoreLimits, TenantLimits
 from weir.scheduling.tenants import Tenants
-from weir_gateway.entry.quota_book import Allowance, Quota, QuotaBook
 from weir_gateway.frontends.rate_limits import duration_text, rate_limit_headers
+from weir_gateway.requests.quota_book import Allowance, Quota, QuotaBook
 
 BODY = {"model": "bytes", "prompt": "Say hello", "max_tokens": 5, "temperature": 0}
 CHAT = {"model": "bytes", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
@@ -73,10 +73,11 @@ async def test_without_quotas_there_are_no_such_headers_and_a_quota_that_was_tak
 
 
 @pytest.mark.parametrize("bound", ["requests_per_min", "tokens_per_min", "max_queued"])
-async def test_a_429_says_when_to_come_back_which_bound_is_reached_and_what_is_left(world: World, bound: str) -> None:
+async def test_a_429_says_when_to_come_back_which_bound_is_reached_and_what_is_left(bound: str) -> None:
     quota = QuotaLevel(requests_per_min=60, requests_left=-2, tokens_per_min=6000, tokens_left=10)
-    world.scheduler.refusal = SubmitReply(5, False, RefusalReason.QUOTA, "over it", 2400, bound, quota)
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    refusal = SubmitReply(5, False, RefusalReason.QUOTA, "over it", 2400, bound, quota)
+    async with open_world(clock=ManualClock(100.0)) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+        world.scheduler.refusal = refusal
         response = await http.post("/v1/completions", json=BODY)
     assert (response.status_code, response.headers["Retry-After"]) == (429, "3")
     assert response.headers["X-Weir-Bound"] == bound

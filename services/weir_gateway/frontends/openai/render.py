@@ -292,7 +292,7 @@ def error_body(error: WeirError) -> Json:
 
 
 def error_headers(error: WeirError) -> dict[str, str]:
-    """`Retry-After` in whole seconds, at least 1, if trying again makes sense, and which bound is reached; for 401 how to
+    """`Retry-After` in whole seconds, at least 1, if trying again makes sense, and the bound reached; for 401 how to
     authenticate."""
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
