@@ -1,7 +1,7 @@
 """A whole gateway in one event loop: real frontends, real streams to scripted workers, an in-memory bus."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -17,6 +17,7 @@ from tests.unit.gateway.fake_workers import FakePair, FakeWorker
 from weir.bus.configuration import AccessRules
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import Placement
+from weir.bus.protocol import Bus
 from weir.core.clock import Clock, SystemClock
 from weir.core.life import SchedulingParams
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
@@ -94,8 +95,9 @@ async def open_world(
     rules: AccessRules | None = OPEN_RULES,
     lengths: OutputLengths | None = None,
     clock: Clock = SystemClock(),  # noqa: B008 - has no state
+    connect: Callable[[], Awaitable[Bus]] | None = None,
 ) -> AsyncIterator[World]:
-    """Checks at the end that nothing is left."""
+    """Checks at the end that nothing is left. `connect`: to another bus than one in memory."""
     hub, spans, tokenizer = InMemoryHub(), InMemorySpanExporter(), ByteTokenizer()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -106,12 +108,13 @@ async def open_world(
         stack.callback(provider.shutdown)
         prefill = await stack.enter_async_context(_running(FakeWorker("prefill-0-aaaaaaaa")))
         decode = await stack.enter_async_context(_running(FakeWorker("decode-0-bbbbbbbb")))
-        scheduler = FakeScheduler(hub.connect(), _placement(prefill, decode), rules=rules)
+        buses = [hub.connect() if connect is None else await connect() for _ in range(2)]
+        scheduler = FakeScheduler(buses[0], _placement(prefill, decode), rules=rules)
         await stack.enter_async_context(_running(scheduler))
         model = byte_model(tokenizer, max_context=max_context)
         streams = replace(settings.http.streams, send_timeout_s=send_timeout_s)
         settings = replace(settings, http=replace(settings.http, streams=streams))
-        gateway = Gateway(process, settings, hub.connect(), model, lengths or OutputLengths())
+        gateway = Gateway(process, settings, buses[1], model, lengths or OutputLengths())
         servicer = InferenceServicer(lambda: gateway.processor, send_timeout_s=send_timeout_s)
         address = await stack.enter_async_context(_served(servicer, process, port_limits))
         await stack.enter_async_context(_running(gateway))
