@@ -30,7 +30,7 @@ class RampUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ArrivalPlan:
     """`request_rate` a second, infinite: all at once.
 
     Gaps are gamma of shape `burstiness`: 1 is Poisson, less comes in bunches, infinity is a metronome. `burst_size`

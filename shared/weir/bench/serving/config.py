@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from weir.bench.serving.arrivals import Arrivals
+from weir.bench.serving.arrivals import ArrivalPlan
 from weir.bench.serving.datasets import Dataset, RandomPrompts
 from weir.bench.serving.jobs import Mix
 
@@ -35,7 +35,7 @@ class LoadConfig:
     """Empty: the backend's."""
     num_prompts: int = 64
     dataset: Dataset = field(default_factory=RandomPrompts)
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    arrivals: ArrivalPlan = field(default_factory=ArrivalPlan)
     max_concurrency: int | None = DEFAULT_MAX_CONCURRENCY
     ignore_eos: bool = True
     temperature: float = 0.0

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from weir.bench.serving.records import Curve, Point
+from weir.bench.serving.records import Point, ServerCurve
 
 _SIZE_IN = (11.0, 8.0)
 _DOTS_PER_INCH = 110
@@ -55,7 +55,7 @@ class Pictures:
     svg: str
 
 
-def pictures(curves: Sequence[Curve], axis: str) -> Pictures:
+def pictures(curves: Sequence[ServerCurve], axis: str) -> Pictures:
     """Median (dashed) and p99 of each latency over output tokens a second, and what was served of what was offered."""
     figure = Figure(figsize=_SIZE_IN, layout="constrained")
     panels = figure.subplots(2, 2).flat
@@ -76,7 +76,7 @@ def pictures(curves: Sequence[Curve], axis: str) -> Pictures:
     return Pictures(png.getvalue(), text[text.index("<svg") :])
 
 
-def page(curves: Sequence[Curve], axis: str, svg: str) -> str:
+def page(curves: Sequence[ServerCurve], axis: str, svg: str) -> str:
     """HTML: the drawing, and a row a point."""
     heads = "".join(f"<th>{title}</th>" for title in ("server", _AXIS_TITLES[axis], *_COLUMNS.values()))
     rows = "".join(_row(curve.name, point) for curve in curves for point in curve.points)
@@ -97,7 +97,7 @@ def _row(name: str, point: Point) -> str:
     return f"<tr>{''.join(cells)}</tr>\n"
 
 
-def _latency(axes: Axes, curve: Curve, key: str) -> None:
+def _latency(axes: Axes, curve: ServerCurve, key: str) -> None:
     points = [point for point in curve.points if point.figures["completed"]]
     x = [_number(point, "output_throughput") for point in points]
     (line,) = axes.plot(x, [_number(point, f"p99_{key}_ms") for point in points], marker="o", label=curve.name)
@@ -108,7 +108,7 @@ def _latency(axes: Axes, curve: Curve, key: str) -> None:
         axes.annotate(f"{point.value:g}", place, textcoords="offset points", xytext=(4, 4), fontsize=7)
 
 
-def _served(axes: Axes, curve: Curve) -> None:
+def _served(axes: Axes, curve: ServerCurve) -> None:
     x = [point.value for point in curve.points]
     served = [_number(point, "request_throughput") for point in curve.points]
     (line,) = axes.plot(x, served, marker="o", label=curve.name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weir.bench.serving.arrivals import Arrivals, RampUp
+from weir.bench.serving.arrivals import ArrivalPlan, RampUp
 from weir.bench.serving.config import DEFAULT_MAX_CONCURRENCY, LoadConfig
 from weir.bench.serving.datasets import (
     ANY_TRACE,
@@ -121,7 +121,7 @@ def _base_url(flags: Flags) -> str:
     return address if is_grpc else f"http://{address}"
 
 
-def _arrivals(flags: Flags) -> Arrivals:
+def _arrivals(flags: Flags) -> ArrivalPlan:
     strategy, start, end = (flags[f"ramp_up_{name}"] for name in ("strategy", "start_rps", "end_rps"))
     ramp_up = None
     if strategy is not None:
@@ -130,10 +130,10 @@ def _arrivals(flags: Flags) -> Arrivals:
         ramp_up = RampUp(strategy, start, end)
     elif start is not None or end is not None:
         raise ValueError("ramp-up-start-rps, ramp-up-end-rps: need ramp-up-strategy, linear or exponential")
-    return Arrivals(flags["request_rate"], flags["burstiness"], flags["burst_size"], ramp_up)
+    return ArrivalPlan(flags["request_rate"], flags["burstiness"], flags["burst_size"], ramp_up)
 
 
-def _max_concurrency(flags: Flags, dataset: Dataset, arrivals: Arrivals) -> int | None:
+def _max_concurrency(flags: Flags, dataset: Dataset, arrivals: ArrivalPlan) -> int | None:
     """Requests with times of their own come at them: a bound that nobody asked for would make them wait here."""
     if flags["max_concurrency"] is not None:
         return int(flags["max_concurrency"])

@@ -11,8 +11,8 @@ import httpx
 
 from weir.bench.serving.config import LoadConfig
 from weir.bench.serving.jobs import as_text, at_times, mixed
-from weir.bench.serving.records import BenchRequest, Message, ServedRequest
-from weir.bench.serving.senders import Asked, Sender, check_grpc_fields, open_sender
+from weir.bench.serving.records import BenchRequest, ServedRequest, TurnMessage
+from weir.bench.serving.senders import Asked, RequestSender, check_grpc_fields, open_sender
 
 COLD: Mapping[str, object] = {"cache_prompt": False}
 """Of a request that finds nothing in a prefix cache: what an earlier run left there must not help a later one."""
@@ -75,7 +75,7 @@ async def run_jobs(
 class _Run:
     """One run's bound on what is in flight, and its way to the server."""
 
-    def __init__(self, config: LoadConfig, sender: Sender, on_done: OnDone) -> None:
+    def __init__(self, config: LoadConfig, sender: RequestSender, on_done: OnDone) -> None:
         self._config = config
         self._sender = sender
         self._on_done = on_done
@@ -83,11 +83,11 @@ class _Run:
 
     async def converse(self, number: int, job: BenchRequest, due_s: float) -> list[ServedRequest]:
         """All turns of a job: each after the answer to the one before and its pause."""
-        messages = (Message("system", job.system),) if job.system else ()
+        messages = (TurnMessage("system", job.system),) if job.system else ()
         prompt, output_len, records = job.prompt, job.output_len, list[ServedRequest]()
         for turn in range(job.num_turns):
             if self._config.is_chat:
-                messages = (*messages, Message("user", as_text(prompt)))
+                messages = (*messages, TurnMessage("user", as_text(prompt)))
             request_id = f"{self._config.request_id_prefix}{number}" if self._config.request_id_prefix else ""
             if request_id and turn:
                 request_id += f"-{turn}"
@@ -99,7 +99,7 @@ class _Run:
             if record.error or turn == job.num_turns - 1:
                 break
             following = job.follow_ups[turn]
-            messages = (*messages, Message("assistant", record.text))
+            messages = (*messages, TurnMessage("assistant", record.text))
             prompt, output_len = following.text, following.output_len
             due_s = time.monotonic() + following.pause_s
             await asyncio.sleep(following.pause_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Message(NamedTuple):
+class TurnMessage(NamedTuple):
     """One of a conversation; `role` as OpenAI's API has it."""
 
     role: str
@@ -91,7 +91,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ServerCurve:
     """Of one server, by rising value."""
 
     name: str

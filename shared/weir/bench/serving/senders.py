@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import httpx
 
 from weir.bench.serving.config import LoadConfig
-from weir.bench.serving.records import Message, ServedRequest
+from weir.bench.serving.records import ServedRequest, TurnMessage
 from weir.client import AsyncWeirClient, GenerateOptions
 from weir.client.messages import Turn
 from weir.core.errors import Overloaded, Unavailable, WeirError
@@ -27,19 +27,19 @@ class Asked:
     output_len: int
     lane: str = ""
     tenant: str = ""
-    messages: tuple[Message, ...] = ()
+    messages: tuple[TurnMessage, ...] = ()
     body: Mapping[str, object] = field(default_factory=dict)
     request_id: str = ""
 
 
-class Sender(Protocol):
+class RequestSender(Protocol):
     """Sends a request and reads its whole answer. What goes wrong is the record's `error`."""
 
     async def send(self, asked: Asked, record: ServedRequest) -> None: ...
 
 
 @asynccontextmanager
-async def open_sender(config: LoadConfig, transport: httpx.AsyncBaseTransport | None) -> AsyncIterator[Sender]:
+async def open_sender(config: LoadConfig, transport: httpx.AsyncBaseTransport | None) -> AsyncIterator[RequestSender]:
     """`transport` of HTTP: for tests."""
     if config.is_grpc:
         async with GrpcSender(config) as sender:

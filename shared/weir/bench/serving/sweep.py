@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from weir.bench.serving.arrivals import Arrivals
+from weir.bench.serving.arrivals import ArrivalPlan
 from weir.bench.serving.config import LoadConfig
 from weir.bench.serving.figures import more_figures, summarize
 from weir.bench.serving.load import make_jobs
-from weir.bench.serving.records import Curve, Point
+from weir.bench.serving.records import Point, ServerCurve
 from weir.bench.serving.serve import Run, lateness_warning, measure, print_errors
 
 MAX_POINTS = 64
@@ -80,7 +80,7 @@ class Sweep:
         if self.axis == "max_concurrency":
             return replace(load, max_concurrency=int(value))
         arrivals = load.arrivals
-        return replace(load, arrivals=Arrivals(value, arrivals.burstiness, arrivals.burst_size))
+        return replace(load, arrivals=ArrivalPlan(value, arrivals.burstiness, arrivals.burst_size))
 
     def file_of(self, server: Server, value: float) -> Path:
         return self.folder / f"{server.name}-{self.axis.replace('_', '-')}-{value:g}.json"
@@ -135,16 +135,16 @@ def main(sweep: Sweep, *, json_output: bool) -> int:
     return 1 if has_failed or num_points < len(sweep.values) * len(sweep.servers) else 0
 
 
-def read_curves(sweep: Sweep) -> list[Curve]:
+def read_curves(sweep: Sweep) -> list[ServerCurve]:
     """Of the files that are there. Raises ValueError."""
     curves = []
     for server in sweep.servers:
         points = [try_read(sweep, server, value) for value in sorted(sweep.values)]
-        curves.append(Curve(server.name, tuple(point for point in points if point is not None)))
+        curves.append(ServerCurve(server.name, tuple(point for point in points if point is not None)))
     return curves
 
 
-def draw(curves: Sequence[Curve], sweep: Sweep) -> list[Path]:
+def draw(curves: Sequence[ServerCurve], sweep: Sweep) -> list[Path]:
     """`curve.png` and `curve.html` of the folder; nothing where there is no point."""
     if not any(curve.points for curve in curves):
         return []
@@ -171,7 +171,7 @@ _COLUMNS = {
 }
 
 
-def table(curves: Sequence[Curve], axis: Axis) -> str:
+def table(curves: Sequence[ServerCurve], axis: Axis) -> str:
     """A row a point; times in ms."""
     width = max(12, *(len(curve.name) + 2 for curve in curves))
     title = "rate" if axis == "request_rate" else "at a time"

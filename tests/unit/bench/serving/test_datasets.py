@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.bench.serving.arrivals import Arrivals
+from weir.bench.serving.arrivals import ArrivalPlan
 from weir.bench.serving.config import LoadConfig
 from weir.bench.serving.datasets import MultiTurn, PrefixRepetition, RandomPrompts, TraceReplay
 from weir.bench.serving.jobs import as_text
@@ -114,5 +114,5 @@ def test_a_trace_is_of_the_form_that_was_named_and_keeps_its_times_or_not(tmp_pa
     assert [job.at_s for job in scaled] == pytest.approx([job.at_s / 4 for job in real])
     assert real[0].prompt[:512] == real[3].prompt[:512] != real[3].prompt[88:]
     lengths = TraceReplay(path, is_self_timed=False)
-    timed = make_jobs(LoadConfig("http://x", "m", dataset=lengths, arrivals=Arrivals(10.0)))
+    timed = make_jobs(LoadConfig("http://x", "m", dataset=lengths, arrivals=ArrivalPlan(10.0)))
     assert timed[-1].at_s == pytest.approx(0.3)

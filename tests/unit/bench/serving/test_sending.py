@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from tests.unit.gateway.world import World, open_world
 
-from weir.bench.serving.arrivals import Arrivals
+from weir.bench.serving.arrivals import ArrivalPlan
 from weir.bench.serving.config import Backend, LoadConfig
 from weir.bench.serving.datasets import MultiTurn, RandomPrompts
 from weir.bench.serving.figures import NO_TARGETS, Reporting, more_figures, summarize
@@ -106,7 +106,7 @@ async def test_in_an_open_loop_a_client_that_is_late_counts_its_lateness_into_th
         return httpx.Response(200, text=EVENT + "data: [DONE]\n\n")
 
     jobs = [BenchRequest([1], 1, at_s=at_s) for at_s in (0.0, 0.01, 0.02)]
-    config = LoadConfig("http://x", "m", max_concurrency=None, arrivals=Arrivals(100.0))
+    config = LoadConfig("http://x", "m", max_concurrency=None, arrivals=ArrivalPlan(100.0))
     records = await answered(config, jobs, answer)
     last = records[-1]
     assert last.late_s > 0.1

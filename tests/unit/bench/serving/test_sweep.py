@@ -11,7 +11,7 @@ from weir.bench.serving.config import LoadConfig
 from weir.bench.serving.curves import page, pictures
 from weir.bench.serving.datasets import TraceReplay
 from weir.bench.serving.figures import NO_TARGETS, more_figures, summarize
-from weir.bench.serving.records import Curve, Point, ServedRequest
+from weir.bench.serving.records import Point, ServedRequest, ServerCurve
 from weir.bench.serving.serve import Run
 from weir.bench.serving.sweep import Server, Sweep, draw, main, parse_values, read_curves, try_read, write_point
 
@@ -102,7 +102,11 @@ def test_what_is_measured_already_is_not_asked_again_and_what_nobody_served_is_n
 
 def test_the_picture_holds_every_server_and_the_page_loads_nothing(tmp_path: Path) -> None:
     failing = Point(4.0, point_at(4.0, num_failed=2).figures)
-    curves = [Curve("weir", (point_at(1.0), point_at(2.0))), Curve("<peer>", (failing,)), Curve("none", ())]
+    curves = [
+        ServerCurve("weir", (point_at(1.0), point_at(2.0))),
+        ServerCurve("<peer>", (failing,)),
+        ServerCurve("none", ()),
+    ]
     drawn = pictures(curves, "request_rate")
     assert drawn.png.startswith(b"\x89PNG")
     html = page(curves, "request_rate", drawn.svg)
@@ -111,7 +115,7 @@ def test_the_picture_holds_every_server_and_the_page_loads_nothing(tmp_path: Pat
     assert html.count("<tr>") == 4
     assert '<td class="failed">2</td>' in html
     assert re.findall(r"<script|<link|<img|@import|src=|url\(\s*['\"]?http", html) == []
-    assert draw([Curve("none", ())], sweep_of(tmp_path)) == []
+    assert draw([ServerCurve("none", ())], sweep_of(tmp_path)) == []
 
 
 def test_curves_are_by_rising_value_whatever_the_order_they_were_measured_in(tmp_path: Path) -> None:
