@@ -75,7 +75,7 @@ class RecentRequests:
         ended = self._ended.get(request_id)
         if ended is not None:
             return ended
-        held = (*reversed(self._running.values()), *reversed(self._ended.values()))
+        held: tuple[_Held, ...] = (*reversed(self._running.values()), *reversed(self._ended.values()))
         found = next((one for one in held if _client_id_of(one) == request_id), None)
         if found is None:
             message = f"request {request_id[:100]!r} is not among the {self.num_held} that are remembered here"
