@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 
@@ -42,6 +43,7 @@ from weir_gateway.frontends.openai.schema import (
 )
 from weir_gateway.frontends.openapi.document import openapi_document
 from weir_gateway.frontends.openapi.page import CONTENT_SECURITY_POLICY, openapi_page
+from weir_gateway.frontends.rate_limits import rate_limit_headers
 from weir_gateway.frontends.recent_requests import RecentRequestsApi
 from weir_gateway.frontends.responses.handlers import ResponsesApi
 from weir_gateway.frontends.responses.store import ResponseStore
@@ -51,6 +53,7 @@ from weir_gateway.input_processor import InputProcessor
 from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
+from weir_gateway.requests.quota_book import QuotaBook
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +72,12 @@ class HttpFrontend:
         is_ready: Callable[[], bool],
         bodies: BodyBudget,
         store: ResponseStore | None = None,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self._processor = processor
         self._settings = settings
         self._is_ready = is_ready
+        self._quotas = quotas
         self._bodies = BodyReader(settings, bodies)
         self._tools = HttpTools(processor, self._bodies)
         answering = Answering(processor, settings, self._internal_error)
@@ -98,7 +103,7 @@ class HttpFrontend:
             ("GET", "/load", tools.load),
         )
         routes = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in for_callers]
-        recent = RecentRequestsApi(self._processor.recent)
+        recent = RecentRequestsApi(self._processor.spans.recent)
         routes.append(Route("/debug/requests", self._for_operators(recent.list_requests), methods=["GET"]))
         routes.append(Route("/debug/requests/{request_id:path}", self._for_operators(recent.request), methods=["GET"]))
         # For probes, which have no key, and nothing of any caller's is in the answers.
@@ -116,7 +121,11 @@ class HttpFrontend:
     def _guarded(self, handler: _Handler) -> Endpoint:
         """For callers that are known; nothing is done, and no body read, for one that is not."""
 
-        return self._answering(lambda request: partial(handler, request, self._identify(request)))
+        def admit(request: Request) -> Callable[[], Awaitable[Response]]:
+            caller = request.state.caller = self._identify(request)
+            return partial(handler, request, caller)
+
+        return self._answering(admit)
 
     def _for_operators(self, handler: Callable[[Request], Awaitable[Response]]) -> Endpoint:
         """For who may see every tenant's."""
@@ -135,6 +144,7 @@ class HttpFrontend:
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
+            request.state.caller = None
             try:
                 answer = admit(request)
                 correlation.check()
@@ -150,9 +160,15 @@ class HttpFrontend:
                 internal = self._internal_error(what, error, {"correlation_id": correlation_id})
                 response = error_form_of(request.url.path).of_error(internal, correlation_id)
             mark(response, correlation_id)
+            if request.state.caller is not None:
+                response.headers.update(self._quota_headers(request.url.path, request.state.caller))
             return response
 
         return Endpoint(handle)
+
+    def _quota_headers(self, path: str, caller: Caller) -> dict[str, str]:
+        quota = None if self._quotas is None else self._quotas.try_quota(caller.tenant)
+        return {} if quota is None else rate_limit_headers(path, quota, time.time)
 
     def _identify(self, request: Request) -> Caller:
         """Raises Unauthenticated."""

@@ -9,6 +9,7 @@ import typer
 
 import weir
 from weir.cli import (
+    audit,
     bench,
     chat,
     doctor,
@@ -75,6 +76,7 @@ app.command()(up.up)
 app.command()(up.down)
 app.command()(status.status)
 app.command()(trace.trace)
+app.command()(audit.audit)
 app.command()(workers.drain)
 app.command()(workers.role)
 app.command()(workers.restart)
