@@ -55,6 +55,8 @@ ON_STACK: Mapping[str, str] = {
     'weir generate --n 3 --temperature 0.8 --frequency-penalty 0.5 --seed 1 "Once upon a time"': "--max-tokens 16",
     'weir generate --timeout-s 2 --partial-at-deadline --json "Once upon a time"': "",
     "weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64": "",
+    "weir trace --last": "",
+    "weir trace --slowest --json": "",
     "weir chat": "",
     'weir chat --system "Answer in one sentence." --temperature 0': "",
     "weir bench prefix --num-chats 50": "--num-chats 1 --answer-tokens 4 --num-sharing 2 --shared-tokens 32",
