@@ -8,11 +8,12 @@ from typing import Any
 
 from opentelemetry.trace import Tracer
 
+from weir.bus.audit import AuditBounds
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.keys import AskHolder
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
-from weir.core.clock import SystemClock
+from weir.core.clock import Clock, SystemClock
 from weir.core.errors import Unavailable
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
@@ -20,6 +21,7 @@ from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
+from weir_gateway.audit import AuditSettings, AuditWriter
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
@@ -36,7 +38,7 @@ from weir_gateway.keys.keyed_requests import KeyedRequests, KeySettings
 from weir_gateway.metrics.metrics_page import MetricsPage, VllmMetrics
 from weir_gateway.metrics.neighbours import NeighbourWatch
 from weir_gateway.output_lengths import OutputLengths
-from weir_gateway.requests.model_source import open_requests
+from weir_gateway.requests.model_follower import open_requests
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
 from weir_gateway.workers.connection import ConnectionSettings
@@ -64,6 +66,8 @@ class GatewaySettings:
     is_lower_priority_first: bool = False
     keeps_responses: bool = True
     has_vllm_metrics: bool = True
+    audit: AuditSettings | None = None
+    """None: no life events are kept."""
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "GatewaySettings":
@@ -102,6 +106,9 @@ class GatewaySettings:
             is_lower_priority_first=config.openai_priority == "lower-first",
             keeps_responses=config.keeps_responses,
             has_vllm_metrics=config.vllm_metrics,
+            audit=(
+                AuditSettings(AuditBounds(config.audit_mb << 20, config.audit_hours * 3600)) if config.audit else None
+            ),
         )
 
 
@@ -116,6 +123,7 @@ class GatewayProcess:
     request_shutdown: Callable[[str], None]
     figures: Callable[[], Described] | None = None
     """All that the process says of itself; None: what the gateway in it does."""
+    clock: Clock = field(default_factory=SystemClock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,7 @@ class Gateway:
         models: Sequence[ServedModel],
         lengths: OutputLengths,
     ) -> None:
-        clock = SystemClock()
+        clock = process.clock
         self._settings = settings
         self._gateway_id = process.gateway_id
         self._subjects = Subjects(settings.instance)
@@ -168,12 +176,16 @@ class Gateway:
             ModelDirectory(models, self._decode_workers.longest_context),
             RequestSpans(process.tracer, clock),
         )
+        self._audit = (
+            None if settings.audit is None else AuditWriter(bus, self._subjects, self._gateway_id, settings.audit)
+        )
         self.processor = InputProcessor(
             directory, self._entry, settings.limits, lengths, self._driver, self._keys, spans
         )
+        self.processor.audit = self._audit
         self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
         self._frontend = HttpFrontend(
-            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses
+            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._port.quotas
         )
         self._neighbours = NeighbourWatch(bus, self._subjects, clock)
         vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, directory)
@@ -197,6 +209,8 @@ class Gateway:
         await self._entry.follow(self._endpoint, self._subjects)
         await self._endpoint.serve(self._subjects.key(self._gateway_id), AskHolder, self._keys.on_ask)
         self._spawn(self._driver.watch(), "watch requests")
+        if self._audit is not None:
+            self._spawn(self._audit.run(), "write life events")
         self._spawn(self._inbox.report_for_ever(), "report held requests")
         if not await self._access_watch.wait_known(self._settings.access_wait_s):
             wait_s = self._settings.access_wait_s
@@ -220,6 +234,8 @@ class Gateway:
         await self._driver.stop()
         await self._keys.stop()
         await end_tasks(self._tasks)
+        if self._audit is not None:
+            await self._audit.close()
         await self._connections.close()
         await self._http.stop()  # before what answers are made of
         await self._neighbours.close()
@@ -247,6 +263,7 @@ class Gateway:
             **self._keys.metrics(),
             **self._key_store.metrics(),
             **(self._responses.metrics() if self._responses is not None else {}),
+            **(self._audit.metrics() if self._audit is not None else {}),
             **self._http.metrics(),
             **open_requests(self.processor.models, self._open_models()),
             "registry_malformed_total": float(self._decode_workers.num_malformed),

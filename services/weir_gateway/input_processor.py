@@ -14,6 +14,7 @@ from weir.core.life import Phase
 from weir.core.options import MAX_CHOICES, GenerateOptions
 from weir.telemetry.labels import StickyLabels
 from weir_gateway.access import Caller
+from weir_gateway.audit import AuditWriter
 from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
 from weir_gateway.driving.output_pace import OutputPace
@@ -124,6 +125,7 @@ class InputProcessor:
         self._driver = driver
         self._keys = keys
         self._spans = spans
+        self.audit: AuditWriter | None = None  # hears of each end
         self._clock = spans.clock
         self._pace = OutputPace(self._clock)
         self._tokenizer = PromptTokenizer()
@@ -367,6 +369,8 @@ class InputProcessor:
     def _on_choice_end(self, state: RequestState, times: RequestTimes, ended: "asyncio.Future[RequestEnd]") -> None:
         times.end(ended.result(), len(state.checked.prompt_token_ids), state.num_cached_tokens)
         self._lengths.observe(state, ended.result())
+        if self.audit is not None:
+            self.audit.note(state, ended.result(), times.ttft_s)
 
     def _on_end(self, key: tuple[str, str], opened: OpenRequest, figures: LaneFigures) -> None:
         self._by_client_id.pop(key, None)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+from nats.aio.client import Client
 from tests.contract.worlds import BusWorld, NatsServer, eventually
 
 from weir.bus import nats_kv
@@ -42,6 +43,31 @@ async def test_entries_are_listed_without_the_deleted_ones(connect: Connect, nam
     await bucket.delete("b")
     assert sorted((entry.key, entry.value) for entry in await bucket.list_entries()) == [("a", b"a"), ("c", b"c")]
     assert await bucket.get("b") is None
+
+
+async def test_entries_are_listed_that_arrive_after_the_news_that_all_were_sent(
+    nats_server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await NatsBus.connect(nats_server.url, name="contract-test")
+    bucket = await bus.bucket(name)
+    await bucket.put("a", b"1")
+    process_message = Client._process_msg
+    delayed: list[asyncio.Task[None]] = []
+
+    async def process_deliveries_late(client: Client, sid: int, subject: bytes, reply: bytes, *rest: bytes) -> None:
+        async def process(after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            await process_message(client, sid, subject, reply, *rest)
+
+        if reply.startswith(b"$JS.ACK."):
+            delayed.append(asyncio.create_task(process(after_s=0.4)))
+        else:
+            await process(after_s=0)
+
+    monkeypatch.setattr(Client, "_process_msg", process_deliveries_late)
+    assert [(entry.key, entry.value) for entry in await bucket.list_entries()] == [("a", b"1")]
+    await asyncio.gather(*delayed)
+    await bus.close()
 
 
 async def test_an_update_needs_the_revision_that_is_there(connect: Connect, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 
@@ -41,6 +42,7 @@ from weir_gateway.frontends.openai.schema import (
 )
 from weir_gateway.frontends.openapi.document import openapi_document
 from weir_gateway.frontends.openapi.page import CONTENT_SECURITY_POLICY, openapi_page
+from weir_gateway.frontends.rate_limits import rate_limit_headers
 from weir_gateway.frontends.responses.handlers import ResponsesApi
 from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event, events_in_parts
@@ -49,6 +51,7 @@ from weir_gateway.input_processor import InputProcessor
 from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
+from weir_gateway.requests.quota_book import QuotaBook
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +70,12 @@ class HttpFrontend:
         is_ready: Callable[[], bool],
         bodies: BodyBudget,
         store: ResponseStore | None = None,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self._processor = processor
         self._settings = settings
         self._is_ready = is_ready
+        self._quotas = quotas
         self._bodies = BodyReader(settings, bodies)
         self._tools = HttpTools(processor, self._bodies)
         answering = Answering(processor, settings, self._internal_error)
@@ -115,6 +120,7 @@ class HttpFrontend:
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
+            caller: Caller | None = None
             try:
                 # Before the body is read: nothing is done for an unknown caller.
                 caller = self._identify(request)
@@ -131,9 +137,15 @@ class HttpFrontend:
                 internal = self._internal_error(what, error, {"correlation_id": correlation_id})
                 response = error_form_of(request.url.path).of_error(internal, correlation_id)
             mark(response, correlation_id)
+            if caller is not None:
+                response.headers.update(self._quota_headers(request.url.path, caller))
             return response
 
         return Endpoint(handle)
+
+    def _quota_headers(self, path: str, caller: Caller) -> dict[str, str]:
+        quota = None if self._quotas is None else self._quotas.try_quota(caller.tenant)
+        return {} if quota is None else rate_limit_headers(path, quota, time.time)
 
     def _identify(self, request: Request) -> Caller:
         """Raises Unauthenticated."""

@@ -76,6 +76,11 @@ class RequestTimes:
         self._num_tokens = num_tokens
         self._token_at_s = now_s
 
+    @property
+    def ttft_s(self) -> float | None:
+        """None: there is no token yet."""
+        return None if self._first_token_at_s is None else self._first_token_at_s - self._arrived_at_s
+
     def end(self, ending: RequestEnd, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Once, after everything else."""
         reason = ending.finish_reason

@@ -26,6 +26,7 @@ _MAX_FEED_ENTRIES = 16_384
 _FEED_CHECK_S = 5.0
 _FEED_RETRY_S = 0.25
 _LIST_TIMEOUT_S = 2.0
+_LIST_LOOK_S = 0.25
 _DUPLICATES_S = 120.0
 """The client's own for its buckets."""
 
@@ -178,7 +179,31 @@ class NatsBucket:
         await self._run(lambda store: store.delete(key))
 
     async def list_entries(self) -> list[KvEntry]:
-        return await self._run(_list_entries)
+        return await self._run(lambda _: self._list_entries())
+
+    async def _list_entries(self) -> list[KvEntry]:
+        """By a consumer of its own: the client's watchers call a bucket empty if the news that all
+        was sent comes before its entries."""
+        messages: list[Msg] = []
+        async with asyncio.timeout(_LIST_TIMEOUT_S):
+            consumer = await self._jetstream.subscribe(
+                f"{self._prefix}>", stream=f"KV_{self._name}", config=_newest_of_each_key()
+            )
+            try:
+                is_more = await _is_more_to_come(consumer, 0)
+                while is_more:
+                    try:
+                        messages.append(await consumer.next_msg(timeout=_LIST_LOOK_S))
+                        is_more = messages[-1].metadata.num_pending > 0
+                    except nats.errors.TimeoutError:  # what was to come may have been removed meanwhile
+                        is_more = await _is_more_to_come(consumer, len(messages))
+            finally:
+                await _unsubscribe(consumer)
+        entries = (self._entry(message) for message in messages if KV_OP not in (message.headers or {}))
+        return list(entries)
+
+    def _entry(self, message: Msg) -> KvEntry:
+        return KvEntry(message.subject.removeprefix(self._prefix), message.data, message.metadata.sequence.stream)
 
     async def watch(self) -> AsyncIterator[KvEntry]:
         while not self._connection.is_closed:
@@ -207,17 +232,11 @@ class NatsBucket:
 
     async def _try_open(self, feed: WatchFeed) -> JetStreamContext.PushSubscription | None:
         """None: not now."""
-        config = api.ConsumerConfig(
-            deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
-            ack_policy=api.AckPolicy.NONE,
-            inactive_threshold=60,
-            mem_storage=True,
-        )
         try:
             await self.make()
             with self._connection.mapped_errors(self._name):
                 return await self._jetstream.subscribe(
-                    f"{self._prefix}>", stream=f"KV_{self._name}", cb=feed.on_message, config=config
+                    f"{self._prefix}>", stream=f"KV_{self._name}", cb=feed.on_message, config=_newest_of_each_key()
                 )
         except (BusError, nats.js.errors.Error) as error:
             logger.debug("watching bucket %s: %s; trying again", self._name, error)
@@ -262,17 +281,20 @@ def _check_version(name: str, description: str) -> None:
         )
 
 
-async def _list_entries(store: KeyValue) -> list[KvEntry]:
-    entries = []
-    async with asyncio.timeout(_LIST_TIMEOUT_S):
-        watcher = await store.watchall(ignore_deletes=True)
-        try:
-            # The watcher's own sign that everything present was sent is None.
-            while (entry := await anext(watcher)) is not None:
-                entries.append(KvEntry(entry.key, entry.value or b"", entry.revision or 0))
-        finally:
-            await watcher.stop()  # type: ignore[no-untyped-call]
-    return entries
+def _newest_of_each_key() -> api.ConsumerConfig:
+    return api.ConsumerConfig(
+        deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
+        ack_policy=api.AckPolicy.NONE,
+        inactive_threshold=60,
+        mem_storage=True,
+    )
+
+
+async def _is_more_to_come(consumer: JetStreamContext.PushSubscription, num_received: int) -> bool:
+    """Of what was there when the server was asked."""
+    info = await consumer.consumer_info()
+    num_delivered = info.delivered.consumer_seq if info.delivered is not None else 0
+    return bool(info.num_pending) or num_delivered > num_received
 
 
 async def _unsubscribe(consumer: JetStreamContext.PushSubscription) -> None:

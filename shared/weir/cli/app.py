@@ -9,6 +9,7 @@ import typer
 
 import weir
 from weir.cli import (
+    audit,
     bench,
     chat,
     doctor,
@@ -73,6 +74,7 @@ def serve(
 app.command()(up.up)
 app.command()(up.down)
 app.command()(status.status)
+app.command()(audit.audit)
 app.command()(workers.drain)
 app.command()(workers.role)
 app.command()(workers.restart)

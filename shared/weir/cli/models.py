@@ -17,7 +17,7 @@ from weir.core.fields import describe_type, parse_size, parse_text
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.control import ask_supervisor
 from weir.runtime.stack.instances import choose_instance
-from weir.runtime.stack.models import ModelConfig
+from weir.runtime.stack.models import StackModel
 
 _SHOWN_COMMIT_CHARS = 12
 
@@ -87,7 +87,7 @@ def add(
     weir models add fast --model smollm2-135m --precision int8 --arena-bytes 256MiB --alias small
     """
     try:
-        wanted = ModelConfig(
+        wanted = StackModel(
             name=name,
             model=model or name,
             load=load,

@@ -14,7 +14,7 @@ from weir.model.files.catalog import CATALOG
 from weir.model.files.source import pinned, resolve_model, try_hub_reference
 from weir.runtime.config import ConfigError
 from weir.runtime.machine_memory import available_bytes, free_disk_bytes
-from weir.runtime.stack.models import ModelConfig, StackModels, models_from_document
+from weir.runtime.stack.models import StackModel, StackModels, models_from_document
 from weir.runtime.stack.plan import StackConfig, check_model
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -34,7 +34,7 @@ def read_stack_models(stack: StackConfig, path: Path | None) -> StackModels:
     return models
 
 
-def need_model(model: ModelConfig) -> ModelConfig:
+def need_model(model: StackModel) -> StackModel:
     """Pulls a model of the catalog or the hub that is not there yet; others must be there already.
 
     Of a branch of the hub every process gets the commit that is there now, also one that is started again later.
@@ -51,7 +51,7 @@ def need_model(model: ModelConfig) -> ModelConfig:
         fail(f"{where}: {error}")
 
 
-def need_memory(stack: StackConfig, models: Sequence[ModelConfig]) -> None:
+def need_memory(stack: StackConfig, models: Sequence[StackModel]) -> None:
     """Arenas of a size that was asked for must fit together; others take what is free."""
     asked = [model for model in models if model.arena_bytes]
     if stack.device == "cuda" or len(models) < 2 or not asked:

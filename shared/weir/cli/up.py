@@ -28,7 +28,7 @@ from weir.model.files.source import resolve_model
 from weir.runtime.config import ConfigError, ServiceConfig, default_runtime_dir, flag_words, resolve_config
 from weir.runtime.stack.instances import choose_instance, end_instance, run_stack
 from weir.runtime.stack.leftovers import Removed
-from weir.runtime.stack.models import ModelConfig, StackModels
+from weir.runtime.stack.models import StackModel, StackModels
 from weir.runtime.stack.plan import StackConfig
 from weir.runtime.stack.state import StackState, try_read_state
 from weir.runtime.stack.supervised import rotate
@@ -204,7 +204,7 @@ def _need_device(stack: StackConfig) -> None:
         fail(error_line(error))
 
 
-def _need_exact(stack: StackConfig, model: ModelConfig) -> None:
+def _need_exact(stack: StackConfig, model: StackModel) -> None:
     """Refuses a model that runs in fp32 on this CPU; says where the setting changes nothing."""
     if not model.exact or stack.device != "cpu":
         return

@@ -8,7 +8,7 @@ import pytest
 
 from weir.kv.arena.segment import segment_path, segment_paths
 from weir.runtime.config import ConfigError
-from weir.runtime.stack.models import ModelConfig, StackModels, format_models, models_from_document, parse_models
+from weir.runtime.stack.models import StackModel, StackModels, format_models, models_from_document, parse_models
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.plan import ProcessSpec, StackConfig, plan_stack
 
@@ -28,8 +28,8 @@ models = ["gpt-small"]
 """
 
 
-def read(text: str, default: ModelConfig | None = None) -> StackModels:
-    return models_from_document(tomllib.loads(text), default or ModelConfig(), "stack.toml")
+def read(text: str, default: StackModel | None = None) -> StackModels:
+    return models_from_document(tomllib.loads(text), default or StackModel(), "stack.toml")
 
 
 def flag(spec: ProcessSpec, name: str) -> str | None:
@@ -74,9 +74,9 @@ def test_each_model_has_an_arena_and_workers_of_its_own(tmp_path: Path) -> None:
 
 
 def test_tables_leave_out_what_the_stack_says() -> None:
-    default = ModelConfig(model="other", precision="int8", prefill=2, arena_bytes=5, aliases=("never",))
+    default = StackModel(model="other", precision="int8", prefill=2, arena_bytes=5, aliases=("never",))
     [model] = read("[models.one]", default).models
-    assert model == ModelConfig("one", model="one", precision="int8", prefill=2, arena_bytes=5)
+    assert model == StackModel("one", model="one", precision="int8", prefill=2, arena_bytes=5)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_lanes_of_the_limits_file_may_name_a_group() -> None:
 
 
 def test_the_file_of_gateways_says_the_same_models() -> None:
-    models = (*read(TWO).models, ModelConfig(name="third", exact=True, aliases=('a"b'.replace('"', "."),)))
-    assert parse_models(format_models(models), ModelConfig(), "models.toml") == models
-    assert parse_models(format_models((ModelConfig(),)), ModelConfig(), "models.toml") == (ModelConfig(),)
+    models = (*read(TWO).models, StackModel(name="third", exact=True, aliases=('a"b'.replace('"', "."),)))
+    assert parse_models(format_models(models), StackModel(), "models.toml") == models
+    assert parse_models(format_models((StackModel(),)), StackModel(), "models.toml") == (StackModel(),)
 
 
 def test_what_a_devices_arithmetic_is_not_is_refused(tmp_path: Path) -> None:
-    models = StackModels((ModelConfig("a", precision="bf16"),))
+    models = StackModels((StackModel("a", precision="bf16"),))
     with pytest.raises(ValueError, match=r"models\.a\.precision"):
         plan_stack(StackConfig(runtime_dir=tmp_path), 4222, models=models)
 

@@ -23,7 +23,8 @@ from weir_transfer.messages import ArenaSettings
 from weir_transfer.service import TransferService
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
-_SETTINGS = ArenaSettings(heartbeat_interval_ms=50, lease_ttl_ms=500, prefix_wait_ms=2000, adoption_wait_ms=0)
+# A client tries again after up to half a second: leases outlive that by far.
+_SETTINGS = ArenaSettings(heartbeat_interval_ms=50, lease_ttl_ms=1500, prefix_wait_ms=2000, adoption_wait_ms=0)
 ATTEMPT = Attempt(1, 0)
 
 

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable, WeirError
 from weir.core.fields import parse_toml
 from weir.runtime.stack.model_changes import ModelChanges
-from weir.runtime.stack.models import ModelConfig
+from weir.runtime.stack.models import StackModel
 
 _MAX_LINE_BYTES = 64 * 1024
 _READ_S = 10.0
@@ -82,10 +82,10 @@ class _Control:
                 raise InvalidRequest([FieldViolation("do", f"{other!r}: must be add or remove")])
 
 
-def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
+def model_from_json(fields: Mapping[str, Any]) -> StackModel:
     """Raises ValueError, TypeError."""
-    hints = get_type_hints(ModelConfig, include_extras=True)
-    return ModelConfig(**{name: parse_toml(hints[name], value) for name, value in fields.items()})
+    hints = get_type_hints(StackModel, include_extras=True)
+    return StackModel(**{name: parse_toml(hints[name], value) for name, value in fields.items()})
 
 
 async def ask_supervisor(path: Path, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

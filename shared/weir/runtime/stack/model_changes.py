@@ -16,7 +16,7 @@ from weir.core.clock import SystemClock
 from weir.core.errors import AlreadyExists, FieldViolation, InvalidRequest, NotFound, Unavailable
 from weir.model.errors import ModelError
 from weir.model.files.source import resolve_model
-from weir.runtime.stack.models import MAX_MODELS, ModelConfig, StackModels, check_names, format_models
+from weir.runtime.stack.models import MAX_MODELS, StackModel, StackModels, check_names, format_models
 from weir.runtime.stack.observe import try_describe
 from weir.runtime.stack.plan import ProcessSpec, StackConfig, plan_model, with_metrics
 from weir.runtime.stack.state import Phase, ProcessState
@@ -84,7 +84,7 @@ class ModelChanges:
     def names(self) -> list[str]:
         return [served_name(model) for model in self._models]
 
-    async def add(self, model: ModelConfig) -> None:
+    async def add(self, model: StackModel) -> None:
         """Returns when every gateway serves it. Raises WeirError; what was started for it has ended then, unless it is
         a gateway alone that is late."""
         self._check_ready()
@@ -133,7 +133,7 @@ class ModelChanges:
         if self._processes.phase != "ready":
             raise Unavailable(f"the stack is {self._processes.phase}: models change in one that is ready")
 
-    def _check_new(self, model: ModelConfig) -> None:
+    def _check_new(self, model: StackModel) -> None:
         """Raises InvalidRequest, AlreadyExists."""
         if not model.name:
             raise InvalidRequest([FieldViolation("name", "is empty: say what requests call it")])
@@ -147,7 +147,7 @@ class ModelChanges:
         except ValueError as error:
             raise AlreadyExists("model", str(error)) from error
 
-    def _set(self, models: tuple[ModelConfig, ...]) -> None:
+    def _set(self, models: tuple[StackModel, ...]) -> None:
         self._models = models
         write_models(self._config.paths.models_file, models)
 
@@ -178,7 +178,7 @@ async def _num_open(gateway: ProcessState, name: str) -> int | None:
     return None if value is None else int(value)
 
 
-def served_name(model: ModelConfig) -> str:
+def served_name(model: StackModel) -> str:
     """What it is called where no name was given too."""
     if model.name:
         return model.name
@@ -190,13 +190,13 @@ def served_name(model: ModelConfig) -> str:
 
 def _is_plain(name: str) -> bool:
     try:
-        ModelConfig(name=name)
+        StackModel(name=name)
     except ValueError:
         return False
     return True
 
 
-def write_models(path: Path, models: Sequence[ModelConfig]) -> None:
+def write_models(path: Path, models: Sequence[StackModel]) -> None:
     """Replaces the file as a whole: gateways see the old one or the new one."""
     unfinished = path.with_name(f"{path.name}.new")
     unfinished.write_text(format_models(models))

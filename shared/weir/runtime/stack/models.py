@@ -24,7 +24,7 @@ _GROUP = re.compile(r"[a-z0-9_-]{1,32}")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class StackModel:
     """One model of a stack. `name`: what requests call it; empty: what its files are called.
 
     Raises ValueError that names the field, its value and what it must be.
@@ -92,7 +92,7 @@ class GroupConfig:
         if self.prefill and not self.decode:
             raise ValueError(f"decode 0: prefill is {self.prefill}, and nobody would go on; set decode to 1 or more")
 
-    def has(self, model: ModelConfig) -> bool:
+    def has(self, model: StackModel) -> bool:
         """Whether it has workers of the model."""
         return self.decode > 0 and (not self.models or bool(set(self.models).intersection(model.names)))
 
@@ -101,7 +101,7 @@ class GroupConfig:
 class StackModels:
     """All models of a stack, and the groups beside their common workers. Raises ValueError."""
 
-    models: tuple[ModelConfig, ...]
+    models: tuple[StackModel, ...]
     groups: tuple[GroupConfig, ...] = ()
     lane_groups: Mapping[str, str] = field(init=False)
     """lane -> the group that it has to itself, as far as groups say so."""
@@ -130,7 +130,7 @@ class StackModels:
                     raise ValueError(f"groups.{group.name}.lanes {lane!r}: is of groups.{other} too; a lane has one")
         object.__setattr__(self, "lane_groups", lane_groups)
 
-    def num_workers(self, model: ModelConfig) -> int:
+    def num_workers(self, model: StackModel) -> int:
         """Of one model, in all groups."""
         own = sum(group.prefill + group.decode for group in self.groups if group.has(model))
         return model.prefill + model.decode + own
@@ -155,7 +155,7 @@ class StackModels:
                 )
 
 
-def check_names(models: Sequence[ModelConfig]) -> None:
+def check_names(models: Sequence[StackModel]) -> None:
     """Raises ValueError for a name that several have, or one has twice."""
     counts = Counter(name for model in models for name in model.names)
     for model in models:
@@ -168,7 +168,7 @@ def check_names(models: Sequence[ModelConfig]) -> None:
                 )
 
 
-def models_from_document(document: Mapping[str, Any], default: ModelConfig, path: str) -> StackModels:
+def models_from_document(document: Mapping[str, Any], default: StackModel, path: str) -> StackModels:
     """What a parsed TOML file says. `default`: the model of a stack without tables, and what tables leave out.
 
     A table without `model` is named after it. Raises ConfigError that begins with `path`.
@@ -184,10 +184,10 @@ def models_from_document(document: Mapping[str, Any], default: ModelConfig, path
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _read_models(document: Mapping[str, Any], default: ModelConfig, path: str) -> Iterator[ModelConfig]:
+def _read_models(document: Mapping[str, Any], default: StackModel, path: str) -> Iterator[StackModel]:
     for name, table in _tables(document, MODELS_TABLE, path):
         base = replace(default, name="", model=name, aliases=(), load="files", model_shape="")
-        yield _read(base, name, table, f"{path}: models.{name}", ModelConfig)
+        yield _read(base, name, table, f"{path}: models.{name}", StackModel)
 
 
 def _tables(document: Mapping[str, Any], name: str, path: str) -> Iterator[tuple[str, Any]]:
@@ -217,12 +217,12 @@ def _read(base: Any, name: str, table: Any, where: str, kind: type[Any]) -> Any:
         raise ConfigError(f"{where}.{error}") from error
 
 
-def format_models(models: Collection[ModelConfig]) -> str:
+def format_models(models: Collection[StackModel]) -> str:
     """The tables that say these models; what has its default is left out."""
     lines: list[str] = []
     for model in models:
         lines += [f"[{MODELS_TABLE}.{json.dumps(model.name)}]"]
-        for entry in fields(ModelConfig):
+        for entry in fields(StackModel):
             value = getattr(model, entry.name)
             if entry.name not in ("name",) and (value != entry.default or entry.name == "model"):
                 shown = list(value) if isinstance(value, tuple) else value
@@ -231,7 +231,7 @@ def format_models(models: Collection[ModelConfig]) -> str:
     return "\n".join(lines)
 
 
-def parse_models(text: str, default: ModelConfig, path: str) -> tuple[ModelConfig, ...]:
+def parse_models(text: str, default: StackModel, path: str) -> tuple[StackModel, ...]:
     """The models of a file, none if it has no tables of them. Raises ConfigError."""
     try:
         document = tomllib.loads(text)

@@ -30,7 +30,7 @@ from weir.runtime.config import (
     model_reference,
     setting,
 )
-from weir.runtime.stack.models import MAX_WORKERS, ModelConfig, StackModels
+from weir.runtime.stack.models import MAX_WORKERS, StackModel, StackModels
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.readiness import GrpcProbe, NatsProbe, Probe
 from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
@@ -142,10 +142,10 @@ class StackConfig:
         return InstancePaths(self.runtime_dir.resolve() / self.instance_name)
 
     @property
-    def default_model(self) -> ModelConfig:
+    def default_model(self) -> StackModel:
         """The only model of a stack without tables of models; with them what each of them leaves out."""
-        names = {entry.name for entry in fields(ModelConfig)}.intersection(entry.name for entry in fields(self))
-        return ModelConfig(**{name: getattr(self, name) for name in names})
+        names = {entry.name for entry in fields(StackModel)}.intersection(entry.name for entry in fields(self))
+        return StackModel(**{name: getattr(self, name) for name in names})
 
 
 def default_instance(grpc_port: int, machine: str = "") -> str:
@@ -261,7 +261,7 @@ def _plan_services(
     return sorted(specs, key=lambda spec: order.index(spec.role))
 
 
-def check_model(config: StackConfig, model: ModelConfig) -> None:
+def check_model(config: StackConfig, model: StackModel) -> None:
     """Raises ValueError for what the stack's device does not compute."""
     try:
         check_precision(model.precision, config.device)
@@ -271,7 +271,7 @@ def check_model(config: StackConfig, model: ModelConfig) -> None:
 
 
 def plan_model(
-    config: StackConfig, nats_url: str, model: ModelConfig, models: StackModels, numbers: "Counter[str]"
+    config: StackConfig, nats_url: str, model: StackModel, models: StackModels, numbers: "Counter[str]"
 ) -> list[ProcessSpec]:
     """A model's arena and its workers, those of groups too. `models`: all that share the memory from now on.
     `numbers`: by role, the next process's number; counted on. Raises ValueError.
@@ -323,7 +323,7 @@ def _service_spec(
     index: int,
     listen: str,
     own_flags: Sequence[str],
-    for_model: ModelConfig | None = None,
+    for_model: StackModel | None = None,
 ) -> ProcessSpec:
     """`for_model`: None: it is for all."""
     model = for_model or config.default_model

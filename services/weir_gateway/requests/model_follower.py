@@ -9,7 +9,7 @@ from typing import Never
 from weir.core.errors import WeirError
 from weir.model.errors import ModelError
 from weir.runtime.config import ConfigError
-from weir.runtime.stack.models import ModelConfig, parse_models
+from weir.runtime.stack.models import StackModel, parse_models
 from weir_gateway.config import GatewayConfig
 from weir_gateway.requests.models import ModelDirectory, ServedModel, load_model_of, load_served_model
 
@@ -19,17 +19,17 @@ _LOOK_S = 0.25
 _MAX_FILE_BYTES = 1 << 20
 
 
-class ModelSource:
+class ModelFollower:
     """Loads what is new, and keeps what it has loaded. `look_s`: between two looks at the file."""
 
     def __init__(self, config: GatewayConfig, look_s: float = _LOOK_S) -> None:
         self._config = config
         self._path = Path(config.models_file) if config.models_file else None
         self._look_s = look_s
-        self._default = ModelConfig(
+        self._default = StackModel(
             precision=config.precision, exact=config.exact, max_context_tokens=config.max_context_tokens
         )
-        self._loaded: dict[ModelConfig, ServedModel] = {}
+        self._loaded: dict[StackModel, ServedModel] = {}
         self._seen: bytes = b""
         self.num_errors = 0
 
@@ -72,7 +72,7 @@ class ModelSource:
         self.num_errors += 1
         logger.error("%s: %s; those that were loaded stay", self._path, error)
 
-    def _parse(self, text: bytes) -> tuple[ModelConfig, ...]:
+    def _parse(self, text: bytes) -> tuple[StackModel, ...]:
         return parse_models(text.decode("utf-8", "replace"), self._default, str(self._path))
 
     def _load(self, text: bytes) -> list[ServedModel]:
@@ -80,7 +80,7 @@ class ModelSource:
         self._loaded = {one: self._loaded.get(one) or self._load_one(one) for one in wanted}
         return list(self._loaded.values())
 
-    def _load_one(self, model: ModelConfig) -> ServedModel:
+    def _load_one(self, model: StackModel) -> ServedModel:
         return load_served_model(
             model.reference,
             model.max_context_tokens,
