@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import grpc
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 NUM_TOKENS = 24
 PROMPT = prompt_ids(70, seed=2)
 CHAT = [{"role": "user", "content": " "}]
-UNKNOWN = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": " "},
     "/v1/chat/completions": {"messages": CHAT},
     "/v1/responses": {"input": " "},
@@ -117,7 +118,7 @@ def test_every_api_knows_all_models_and_no_other(stack: Stack) -> None:
             listed = {entry["id"]: entry["root"] for entry in http.get("/v1/models").json()["data"]}
             assert listed == {"qwen": "qwen", "llama": "llama", "org/chat": "llama", "small": "llama"}
             assert http.get("/v1/models/org/chat").json()["root"] == "llama"
-            for path, body in UNKNOWN.items():
+            for path, body in BODIES.items():
                 for model, file_stem in (("qwen", "tiny-qwen2"), ("small", "tiny-llama")):
                     answer = http.post(path, json={"model": model, **body})
                     if "chat template" in answer.text:  # these have none, and the error says which has none
