@@ -21,6 +21,7 @@ from weir.cli import (
     scheduling,
     simulate,
     status,
+    trace,
     train_predictor,
     up,
     workers,
@@ -74,6 +75,7 @@ def serve(
 app.command()(up.up)
 app.command()(up.down)
 app.command()(status.status)
+app.command()(trace.trace)
 app.command()(audit.audit)
 app.command()(workers.drain)
 app.command()(workers.role)

@@ -211,12 +211,14 @@ class AnswerRenderer:
             prefix, kind = "chatcmpl", "chat.completion.chunk" if is_chunk else "chat.completion"
         else:
             prefix, kind = "cmpl", "text_completion"
-        return {
+        model = self._opened.checked.model
+        head: Json = {
             "id": f"{prefix}-{self._opened.request_id}",
             "object": kind,
             "created": self._created_unix_s,
-            "model": self._opened.checked.model.name,
+            "model": model.name,
         }
+        return {**head, "system_fingerprint": model.fingerprint} if model.digest else head
 
 
 @dataclass(frozen=True, slots=True)
