@@ -9,7 +9,7 @@ import grpc
 
 from weir.testing.stack import ProcessView, Stack, wait_until
 
-_BACK_S = 90.0
+_BACK_S = 150.0
 _COMMAND_S = 400.0
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from weir.telemetry.request_record import RequestPhase, RequestRecord
 
 MIN_WIDTH, MAX_WIDTH = 72, 120
+_SHORTEST_WHOLE_MS = 1e-6
 _CAUSE_CHARS = 30
 _HEAD = f"{'phase':<14}{'start ms':>11}{'ms':>11}  "
 
@@ -115,9 +116,9 @@ def _times(name: str, start_ms: float | None, duration_ms: float) -> str:
 
 def _bar(start_ms: float, duration_ms: float, total_ms: float, width: int) -> str:
     """Of the phase in the whole; the shortest still has a cell of its own."""
-    scale = width / total_ms if total_ms > 0 else 0.0
-    first = min(int(start_ms * scale), width - 1)
-    last = min(max(first + 1, int((start_ms + duration_ms) * scale + 1e-6)), width)
+    whole_ms = max(total_ms, start_ms + duration_ms, _SHORTEST_WHOLE_MS)
+    first = min(int(start_ms / whole_ms * width), width - 1)
+    last = min(max(first + 1, int((start_ms + duration_ms) / whole_ms * width + 1e-6)), width)
     return f"{'█' * (last - first):>{last}}".ljust(width)
 
 

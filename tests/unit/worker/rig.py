@@ -38,7 +38,7 @@ from weir.worker.roles.decode import DecodeRole
 from weir.worker.roles.prefill import PrefillRole
 from weir.worker.shell import WorkerShell
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 VOCAB_SIZE = 500
 MAX_CONTEXT_TOKENS = 400
 NUM_PAGES = 128
