@@ -86,6 +86,8 @@ class GatewayConfig(ServiceConfig):
     )
     max_kept: int = setting(256, "Requests that are kept so at most; then the one that waited longest is let go.")
     max_kept_mb: int = setting(64, "MiB that they may take, roughly.")
+    max_recent_requests: int = setting(1000, "Requests that have ended and are remembered for `weir trace` at most.")
+    max_recent_mb: int = setting(8, "MiB that they may take, roughly.")
 
     predictor: str = setting("", "File of `weir train-predictor` that predicts output lengths. Empty: none.")
     request_log: str = setting("", "File to log ended requests to, to train a predictor on. Empty: none.")
@@ -114,6 +116,8 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "max_kept", 0, _MAX_REQUESTS)
         check_range(self, "sse_keep_alive_s", 0, _MAX_KEEP_ALIVE_S)
         check_range(self, "max_kept_mb", 0, _MAX_LOG_MB)
+        check_range(self, "max_recent_requests", 0, _MAX_REQUESTS)
+        check_range(self, "max_recent_mb", 0, _MAX_LOG_MB)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")

@@ -36,6 +36,7 @@ from weir_gateway.keys.keyed_requests import KeyedRequests, KeySettings
 from weir_gateway.metrics.metrics_page import MetricsPage, VllmMetrics
 from weir_gateway.metrics.neighbours import NeighbourWatch
 from weir_gateway.output_lengths import OutputLengths
+from weir_gateway.recent.store import RecentRequests, RecentSettings
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
 from weir_gateway.workers.connection import ConnectionSettings
@@ -57,6 +58,7 @@ class GatewaySettings:
     limits: Limits = field(default_factory=Limits)
     keys: KeySettings = field(default_factory=KeySettings)
     http: HttpSettings = field(default_factory=HttpSettings)
+    recent: RecentSettings = field(default_factory=RecentSettings)
     report_interval_s: float = 1.0
     access_wait_s: float = 8.0
     """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
@@ -97,6 +99,7 @@ class GatewaySettings:
                 ),
                 unknown_fields=config.unknown_fields,
             ),
+            recent=RecentSettings(config.max_recent_requests, config.max_recent_mb << 20),
             access_wait_s=config.scheduler_wait_s,
             is_lower_priority_first=config.openai_priority == "lower-first",
             keeps_responses=config.keeps_responses,
@@ -163,7 +166,7 @@ class Gateway:
         self._keys = KeyedRequests(self._gateway_id, self._key_store, settings.keys)
         models, spans = (
             ModelDirectory([model], self._decode_workers.longest_context),
-            RequestSpans(process.tracer, clock),
+            RequestSpans(process.tracer, clock, RecentRequests(process.gateway_id, settings.recent, clock)),
         )
         self.processor = InputProcessor(models, self._entry, settings.limits, lengths, self._driver, self._keys, spans)
         self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
@@ -239,6 +242,7 @@ class Gateway:
             **self._key_store.metrics(),
             **(self._responses.metrics() if self._responses is not None else {}),
             **self._http.metrics(),
+            **self.processor.recent.metrics(),
             "registry_malformed_total": float(self._decode_workers.num_malformed),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
@@ -246,7 +250,8 @@ class Gateway:
         return Description(metrics, self._check_integrity, histograms=self.processor.figures.histograms())
 
     def _check_integrity(self) -> list[str]:
-        return [*self.processor.check_integrity(), *self._driver.check_integrity(), *self._keys.check_integrity()]
+        parts = (self.processor, self._driver, self._keys, self.processor.recent)
+        return [error for part in parts for error in part.check_integrity()]
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))

@@ -118,12 +118,13 @@ class InputProcessor:
     ) -> None:
         self.models = models
         self._entry = entry
-        self._access = entry.access
+        self.access = entry.access
         self._limits = limits
         self._lengths = lengths
         self._driver = driver
         self._keys = keys
         self._spans = spans
+        self.recent = spans.recent
         self._clock = spans.clock
         self._pace = OutputPace(self._clock)
         self._tokenizer = PromptTokenizer()
@@ -136,7 +137,7 @@ class InputProcessor:
     def identify(self, api_key: str | None) -> Caller:
         """Who shows this key. Raises Unauthenticated, or Unavailable before it can be known."""
         try:
-            return self._access.identify(api_key)
+            return self.access.identify(api_key)
         except WeirError as error:
             self._metrics.count_rejection(error)
             raise
@@ -259,7 +260,7 @@ class InputProcessor:
         options, names = client_request.options, client_request.names
         lane, model = "", ""
         with contextlib.suppress(WeirError):  # `_check` says what is wrong with it
-            lane = self._access.scope_of(caller, names, options.lane, client_request.priority, "").lane
+            lane = self.access.scope_of(caller, names, options.lane, client_request.priority, "").lane
             model = self.models.find(options.model, names["model"]).name
         try:
             return self._entry.admit(QueueKey(model, lane, caller.tenant), self._num_choices(client_request))
@@ -284,7 +285,7 @@ class InputProcessor:
         options, names = client_request.options, client_request.names
         model = self.models.find(options.model, names["model"])
         check_fields(client_request, model, self._limits)
-        scope = self._access.scope_of(caller, names, options.lane, client_request.priority, options.cache_salt)
+        scope = self.access.scope_of(caller, names, options.lane, client_request.priority, options.cache_salt)
         check_caps(client_request, scope.caps, model.max_context_tokens)
         if not options.idempotency_key:  # else it may be the request that runs
             self._check_name_is_free(client_request, caller.tenant)
@@ -360,6 +361,7 @@ class InputProcessor:
             )
         self._metrics.count_prompt_tokens(tenant, opened.num_prompt_tokens)
         for state, choice_span, times in zip(states, spans, times_of_all, strict=True):
+            choice_span.remember(state.request_id, state.checked, times)
             state.ended.add_done_callback(partial(self._on_choice_end, state, times))
             self._driver.drive(state, choice_span)
         return opened

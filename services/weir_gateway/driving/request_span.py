@@ -1,5 +1,6 @@
 """The request's span and its attributes (GenAI conventions), and the spans of what the gateway does for it."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +13,8 @@ from weir.core.clock import Clock
 from weir.core.errors import Cancelled, WeirError
 from weir.core.life import Phase
 from weir.core.trace_context import sampled_trace_id, traceparent_of
+from weir_gateway.recent.store import RecentRequests
+from weir_gateway.recent.timeline import RequestAbout, RequestTimeline
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_times import RequestTimes
@@ -19,22 +22,34 @@ from weir_gateway.requests.validation import CheckedRequest
 
 
 class RequestSpans:
-    """Makes the span of each request."""
+    """Makes the span of each request, which also writes its timeline in `recent`."""
 
-    def __init__(self, tracer: Tracer, clock: Clock) -> None:
+    def __init__(self, tracer: Tracer, clock: Clock, recent: RecentRequests) -> None:
         self._tracer = tracer
         self.clock = clock
+        self.recent = recent
 
     def begin(self, client_request: ClientRequest, parent: Context) -> "RequestSpan":
-        return RequestSpan(self._tracer, client_request, parent, self.clock.now_s())
+        return RequestSpan(self._tracer, client_request, parent, self.clock.now_s(), self.recent)
 
 
 class RequestSpan:
     """The root of what Weir does for one request; a child of the client's span, if it sent one."""
 
-    def __init__(self, tracer: Tracer, client_request: ClientRequest, parent: Context, started_at_s: float) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        client_request: ClientRequest,
+        parent: Context,
+        started_at_s: float,
+        recent: RecentRequests,
+    ) -> None:
         self._tracer = tracer
         self._client_request = client_request
+        self._recent = recent
+        self._choice = 0
+        self._timeline: RequestTimeline | None = None
+        """Once it is accepted; of the root of several choices there is none."""
         self.started_at_s = started_at_s
         """When the request came."""
         self.needs_first_chunk = True
@@ -68,7 +83,8 @@ class RequestSpan:
 
     def open_choice(self, index: int) -> "RequestSpan":
         """The span of one of several answers, below this one."""
-        choice = RequestSpan(self._tracer, self._client_request, self.context, self.started_at_s)
+        choice = RequestSpan(self._tracer, self._client_request, self.context, self.started_at_s, self._recent)
+        choice._choice = index
         choice._span.set_attribute("weir.request.choice", index)
         choice.needs_first_chunk = False  # the client has one stream, and this span's first chunk is that of all
         return choice
@@ -100,6 +116,27 @@ class RequestSpan:
         if num_choices > 1:
             self._span.set_attribute("gen_ai.request.choice.count", num_choices)
 
+    def remember(self, request_id: str, checked: CheckedRequest, times: RequestTimes) -> None:
+        """The request was accepted: from now on it is among those that the gateway remembers."""
+        options, clock = checked.client_request.options, times.clock
+        about = RequestAbout(
+            request_id=request_id,
+            client_id=options.request_id or checked.client_request.correlation_id,
+            gateway_id=self._recent.gateway_id,
+            trace_id=self.trace_id,
+            tenant=checked.scope.tenant,
+            lane=checked.scope.lane,
+            model=checked.model.name,
+            model_digest=checked.model.digest,
+            operation=checked.client_request.operation.value,
+            choice=self._choice,
+            num_prompt_tokens=len(checked.prompt_token_ids),
+            max_tokens=checked.stop_rules.max_tokens,
+            received_at_s=time.time() - (clock.now_s() - self.started_at_s),
+            came_at_s=self.started_at_s,
+        )
+        self._timeline = self._recent.open(about, times)
+
     def placed(self, placement: Placement) -> None:
         """Where the request runs, and why there."""
         self._span.set_attributes(
@@ -119,20 +156,28 @@ class RequestSpan:
             "error.message": error.message[:200],
         }
         self._span.add_event("interrupted", attributes)
+        if self._timeline is not None:
+            self._timeline.interrupted(error, num_output_tokens)
 
-    def adopted(self, error: WeirError, adoption: int, num_output_tokens: int) -> None:
-        """Another worker goes on with its sequence after these tokens, and computes none of them again."""
-        attributes: dict[str, int | str] = {
+    def adopted(self, error: WeirError, adoption: int, num_output_tokens: int, waited_s: float) -> None:
+        """Another worker goes on with its sequence after these tokens, and computes none of them again. `waited_s`: for
+        how long nobody did."""
+        attributes: dict[str, float | str] = {
             "weir.adoption": adoption,
             "weir.num_output_tokens": num_output_tokens,
+            "weir.move.duration_ms": round(waited_s * 1000, 3),
             "error.message": error.message[:200],
         }
         self._span.add_event("adopted", attributes)
+        if self._timeline is not None:
+            self._timeline.adopted(error, num_output_tokens, waited_s)
 
     def claimed(self, dispatch: int, num_output_tokens: int) -> None:
         """A worker goes on with the sequence of a gateway that died, which had so many tokens."""
         attributes: dict[str, int] = {"weir.dispatch": dispatch, "weir.num_output_tokens": num_output_tokens}
         self._span.add_event("claimed", attributes)
+        if self._timeline is not None:
+            self._timeline.claimed(num_output_tokens)
 
     def attached(self, request_id: str) -> None:
         """Ends the span: the request runs already, with a span of its own, and this was another connection to it."""
@@ -153,8 +198,10 @@ class RequestSpan:
         finally:
             span.end()
 
-    def phase_event(self, phase: str) -> None:
-        self._span.add_event(phase)
+    def on_phase(self, phase: Phase, placement: Placement | None) -> None:
+        self._span.add_event(phase.value)
+        if self._timeline is not None:
+            self._timeline.on_phase(phase, placement)
 
     def first_chunk(self, now_s: float) -> None:
         """Something was sent to the client."""
@@ -171,6 +218,8 @@ class RequestSpan:
         if ending.finish_reason is not None:
             self._span.set_attribute("gen_ai.response.finish_reasons", (ending.finish_reason.value,))
         self.end_with(ending.error)
+        if self._timeline is not None:
+            self._timeline.end(ending)
 
     def end_with(self, error: BaseException | None) -> None:
         """Ends the span alone, as that of a request that never was accepted."""
@@ -196,5 +245,5 @@ class RequestLife:
 
     def on_phase(self, phase: Phase, placement: Placement | None) -> None:
         self._count_phase(phase)
-        self._span.phase_event(phase.value)
+        self._span.on_phase(phase, placement)
         self._times.on_phase(phase, placement)

@@ -1,6 +1,7 @@
 """The HTTP frontend: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
@@ -41,6 +42,7 @@ from weir_gateway.frontends.openai.schema import (
 )
 from weir_gateway.frontends.openapi.document import openapi_document
 from weir_gateway.frontends.openapi.page import CONTENT_SECURITY_POLICY, openapi_page
+from weir_gateway.frontends.recent_requests import RecentRequestsApi
 from weir_gateway.frontends.responses.handlers import ResponsesApi
 from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event, events_in_parts
@@ -96,6 +98,9 @@ class HttpFrontend:
             ("GET", "/load", tools.load),
         )
         routes = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in for_callers]
+        recent = RecentRequestsApi(self._processor.recent)
+        routes.append(Route("/debug/requests", self._for_operators(recent.list_requests), methods=["GET"]))
+        routes.append(Route("/debug/requests/{request_id:path}", self._for_operators(recent.request), methods=["GET"]))
         # For probes, which have no key, and nothing of any caller's is in the answers.
         routes.append(Route("/health", _open(self._health), methods=["GET"]))
         routes.append(Route("/ping", _open(self._ping), methods=["GET", "POST"]))
@@ -109,17 +114,31 @@ class HttpFrontend:
         return HttpApp(routes, _on_http_exception)
 
     def _guarded(self, handler: _Handler) -> Endpoint:
-        """For callers that are known. Gives the request its id (`state.correlation_id`), and makes answers of
+        """For callers that are known; nothing is done, and no body read, for one that is not."""
+
+        return self._answering(lambda request: partial(handler, request, self._identify(request)))
+
+    def _for_operators(self, handler: Callable[[Request], Awaitable[Response]]) -> Endpoint:
+        """For who may see every tenant's."""
+
+        def admit(request: Request) -> Callable[[], Awaitable[Response]]:
+            is_from_here = request.client is not None and _is_loopback(request.client.host)
+            self._processor.access.check_operator(_shown_key(request), is_from_here=is_from_here)
+            return partial(handler, request)
+
+        return self._answering(admit)
+
+    def _answering(self, admit: Callable[[Request], Callable[[], Awaitable[Response]]]) -> Endpoint:
+        """`admit` raises for who may not. Gives the request its id (`state.correlation_id`), and makes answers of
         errors."""
 
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
             try:
-                # Before the body is read: nothing is done for an unknown caller.
-                caller = self._identify(request)
+                answer = admit(request)
                 correlation.check()
-                response = await handler(request, caller)
+                response = await answer()
             except WeirError as error:
                 response = error_form_of(request.url.path).of_error(error, correlation_id)
             except BadBody as error:
@@ -137,8 +156,7 @@ class HttpFrontend:
 
     def _identify(self, request: Request) -> Caller:
         """Raises Unauthenticated."""
-        headers = request.headers
-        return self._processor.identify(try_read_key(headers.get("authorization", ""), headers.get("x-api-key", "")))
+        return self._processor.identify(_shown_key(request))
 
     def _health(self) -> Response:
         is_ready = self._is_ready()
@@ -222,6 +240,17 @@ class HttpFrontend:
         self.num_internal_errors += 1
         logger.error("%s failed", what, exc_info=error, extra=log_ids)
         return InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
+
+
+def _shown_key(request: Request) -> str | None:
+    return try_read_key(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def _opening(renderer: AnswerRenderer) -> bytes:

@@ -11,12 +11,15 @@ from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode, format
 from tests.unit.gateway.world import World
 
 from weir.bus.messages import RefusalReason, SubmitReply
+from weir.core.clock import ManualClock
 from weir.testing.load import greedy_request, stream
 from weir_gateway.driving.request_span import RequestSpan
+from weir_gateway.recent.store import RecentRequests, RecentSettings
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+RECENT = RecentRequests("gateway-0-00000000", RecentSettings(), ManualClock())
 
 
 def named(world: World, name: str) -> list[ReadableSpan]:
@@ -104,9 +107,9 @@ async def test_the_clients_trace_goes_on_over_grpc_and_http(world: World) -> Non
 
 def test_the_first_chunk_alone_is_told_whether_or_not_anybody_records_it(caplog: pytest.LogCaptureFixture) -> None:
     request = ClientRequest(Operation.CHAT, Text("x"), GRPC_NAMES)
-    unrecorded = RequestSpan(NoOpTracerProvider().get_tracer("test"), request, Context(), 10.0)
-    recorded = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0)
-    ended = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0)
+    unrecorded = RequestSpan(NoOpTracerProvider().get_tracer("test"), request, Context(), 10.0, RECENT)
+    recorded = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0, RECENT)
+    ended = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0, RECENT)
     ended.end_with(None)
     assert all(span.needs_first_chunk for span in (unrecorded, recorded, ended))
     for span in (unrecorded, recorded, ended):

@@ -59,6 +59,8 @@ http_connections_resting: Connections to the HTTP port on which nothing is asked
 http_connections_closed_for_others_total: Idle connections closed to make room.
 http_internal_errors_total: Requests over HTTP that ended by a defect.
 keys_held: Idempotency keys of requests that are here.
+recent_requests: Requests that have ended and are remembered for operators.
+recent_request_bytes: Bytes that they take, roughly.
 keys_kept: Keyed requests that are kept for a client to come back.
 keys_claimed_total: Idempotency keys claimed.
 keys_taken_over_total: Keys taken over from other gateways.
