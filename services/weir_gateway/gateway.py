@@ -21,6 +21,8 @@ from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
 from weir_gateway.config import GatewayConfig
+from weir_gateway.console.api import ConsoleApi
+from weir_gateway.console.feed import StackFeed
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
 from weir_gateway.driving.request_span import RequestSpans
@@ -64,6 +66,7 @@ class GatewaySettings:
     """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
     is_lower_priority_first: bool = False
     keeps_responses: bool = True
+    max_console_watchers: int = 16
     has_vllm_metrics: bool = True
 
     @classmethod
@@ -103,6 +106,7 @@ class GatewaySettings:
             access_wait_s=config.scheduler_wait_s,
             is_lower_priority_first=config.openai_priority == "lower-first",
             keeps_responses=config.keeps_responses,
+            max_console_watchers=config.max_console_watchers,
             has_vllm_metrics=config.vllm_metrics,
         )
 
@@ -178,7 +182,15 @@ class Gateway:
         page = MetricsPage(
             process.figures or self._figures, self._neighbours, vllm_metrics if settings.has_vllm_metrics else None
         )
-        self._http = HttpServer(self._frontend.make_app(page), settings.http, process.request_shutdown)
+        self._feed = StackFeed(
+            process.figures or self._figures,
+            self._neighbours,
+            lambda: access.lanes,
+            clock,
+            settings.max_console_watchers,
+        )
+        console = ConsoleApi(self._feed, self._neighbours, settings.http.streams)
+        self._http = HttpServer(self._frontend.make_app(page, console), settings.http, process.request_shutdown)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
 
@@ -215,6 +227,7 @@ class Gateway:
         await self._keys.stop()
         await end_tasks(self._tasks)
         await self._connections.close()
+        self._feed.close()
         await self._http.stop()  # before what answers are made of
         await self._neighbours.close()
         await self._endpoint.close()
@@ -243,6 +256,7 @@ class Gateway:
             **(self._responses.metrics() if self._responses is not None else {}),
             **self._http.metrics(),
             **self.processor.recent.metrics(),
+            "console_watchers": float(self._feed.num_watchers),
             "registry_malformed_total": float(self._decode_workers.num_malformed),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),

@@ -20,6 +20,7 @@ from weir.cli import (
     scheduling,
     simulate,
     status,
+    top,
     train_predictor,
     up,
     workers,
@@ -73,6 +74,7 @@ def serve(
 app.command()(up.up)
 app.command()(up.down)
 app.command()(status.status)
+app.command()(top.top)
 app.command()(workers.drain)
 app.command()(workers.role)
 app.command()(workers.restart)
