@@ -56,6 +56,15 @@ OLDEST_TRITON := 3.6.0
 triton-oldest: setup-dev ## The oldest Triton that Weir takes, beside the installed one, for tests/kernels (190 MB).
 	$(BIN)/pip install -q --no-deps --upgrade --target build/triton-$(OLDEST_TRITON) triton==$(OLDEST_TRITON)
 
+.PHONY: prometheus
+prometheus: build/prometheus/usr/bin/promtool ## Debian's Prometheus and promtool for tests/metrics, unpacked, not installed.
+
+build/prometheus/usr/bin/promtool:
+	rm -rf build/prometheus
+	mkdir -p build/prometheus/package
+	cd build/prometheus/package && apt-get download -q prometheus
+	dpkg -x build/prometheus/package/prometheus_*.deb build/prometheus
+
 .PHONY: model
 model: setup ## The built-in model, in the model cache.
 	$(BIN)/weir pull smollm2-135m

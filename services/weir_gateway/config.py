@@ -15,6 +15,7 @@ _MIN_MESSAGE_BYTES = 1 << 16
 _MAX_ADOPTER_WAIT_S = 30  # what it looks at most where no other worker can go on
 _MAX_CLAIM_WAIT_S = 3600
 _MAX_KEEP_ALIVE_S = 3600
+_MIN_AUDIT_HOURS, _MAX_AUDIT_HOURS = 0.01, 87_600
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,10 @@ class GatewayConfig(ServiceConfig):
     request_log_text: bool = setting(False, "Log prompts' tokens, which are their text; else their pooled features.")
     request_log_mb: int = setting(64, "Size of the request log at most, in MiB, with the part that is rotated out.")
 
+    audit: bool = setting(False, "Keep life events of requests in a stream of NATS, for `weir audit`; no texts.")
+    audit_mb: int = setting(64, "Size of that stream at most, in MiB; the oldest events make room.")
+    audit_hours: float = setting(168.0, "Hours that events stay in it at most.")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "http_port", 0, 65535)
@@ -121,6 +126,9 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "max_recent_mb", 0, _MAX_LOG_MB)
         check_range(self, "max_console_watchers", 0, _MAX_REQUESTS)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
+        check_range(self, "audit_mb", 1, _MAX_LOG_MB)
+        if not _MIN_AUDIT_HOURS <= self.audit_hours <= _MAX_AUDIT_HOURS:
+            raise ValueError(f"audit_hours {self.audit_hours}: must be in [{_MIN_AUDIT_HOURS}, {_MAX_AUDIT_HOURS}]")
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         for name in (

@@ -8,11 +8,12 @@ from typing import Any
 
 from opentelemetry.trace import Tracer
 
+from weir.bus.audit import AuditBounds
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.keys import AskHolder
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
-from weir.core.clock import SystemClock
+from weir.core.clock import Clock, SystemClock
 from weir.core.errors import Unavailable
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
@@ -20,14 +21,15 @@ from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
+from weir_gateway.audit import AuditSettings, AuditWriter
 from weir_gateway.config import GatewayConfig
-from weir_gateway.console.api import ConsoleApi
-from weir_gateway.console.feed import StackFeed
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
 from weir_gateway.driving.request_span import RequestSpans
 from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
 from weir_gateway.entry.entry import Entry
+from weir_gateway.frontends.console.api import ConsoleApi
+from weir_gateway.frontends.console.feed import StackFeed
 from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
@@ -68,6 +70,8 @@ class GatewaySettings:
     keeps_responses: bool = True
     max_console_watchers: int = 16
     has_vllm_metrics: bool = True
+    audit: AuditSettings | None = None
+    """None: no life events are kept."""
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "GatewaySettings":
@@ -108,6 +112,9 @@ class GatewaySettings:
             keeps_responses=config.keeps_responses,
             max_console_watchers=config.max_console_watchers,
             has_vllm_metrics=config.vllm_metrics,
+            audit=(
+                AuditSettings(AuditBounds(config.audit_mb << 20, config.audit_hours * 3600)) if config.audit else None
+            ),
         )
 
 
@@ -122,6 +129,7 @@ class GatewayProcess:
     request_shutdown: Callable[[str], None]
     figures: Callable[[], Described] | None = None
     """All that the process says of itself; None: what the gateway in it does."""
+    clock: Clock = field(default_factory=SystemClock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +152,7 @@ class Gateway:
         model: ServedModel,
         lengths: OutputLengths,
     ) -> None:
-        clock = SystemClock()
+        clock = process.clock
         self._settings = settings
         self._gateway_id = process.gateway_id
         self._subjects = Subjects(settings.instance)
@@ -172,25 +180,23 @@ class Gateway:
             ModelDirectory([model], self._decode_workers.longest_context),
             RequestSpans(process.tracer, clock, RecentRequests(process.gateway_id, settings.recent, clock)),
         )
+        self._audit = (
+            None if settings.audit is None else AuditWriter(bus, self._subjects, self._gateway_id, settings.audit)
+        )
         self.processor = InputProcessor(models, self._entry, settings.limits, lengths, self._driver, self._keys, spans)
+        self.processor.audit = self._audit
         self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
         self._frontend = HttpFrontend(
-            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses
+            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._port.quotas
         )
         self._neighbours = NeighbourWatch(bus, self._subjects, clock)
         vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, models)
         page = MetricsPage(
             process.figures or self._figures, self._neighbours, vllm_metrics if settings.has_vllm_metrics else None
         )
-        self._feed = StackFeed(
-            process.figures or self._figures,
-            self._neighbours,
-            lambda: access.lanes,
-            clock,
-            settings.max_console_watchers,
-        )
-        console = ConsoleApi(self._feed, self._neighbours, settings.http.streams)
-        self._http = HttpServer(self._frontend.make_app(page, console), settings.http, process.request_shutdown)
+        self._feed = self._make_feed(process, access, clock)
+        self.console = ConsoleApi(self._feed, self._neighbours, settings.http.streams)
+        self._http = HttpServer(self._frontend.make_app(page, self.console), settings.http, process.request_shutdown)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
 
@@ -207,6 +213,8 @@ class Gateway:
         await self._entry.follow(self._endpoint, self._subjects)
         await self._endpoint.serve(self._subjects.key(self._gateway_id), AskHolder, self._keys.on_ask)
         self._spawn(self._driver.watch(), "watch requests")
+        if self._audit is not None:
+            self._spawn(self._audit.run(), "write life events")
         self._spawn(self._inbox.report_for_ever(), "report held requests")
         if not await self._access_watch.wait_known(self._settings.access_wait_s):
             wait_s = self._settings.access_wait_s
@@ -226,6 +234,8 @@ class Gateway:
         await self._driver.stop()
         await self._keys.stop()
         await end_tasks(self._tasks)
+        if self._audit is not None:
+            await self._audit.close()
         await self._connections.close()
         self._feed.close()
         await self._http.stop()  # before what answers are made of
@@ -237,6 +247,10 @@ class Gateway:
 
     def _is_wanted(self, request_id: str, attempt: Attempt) -> bool:
         return self._driver.wants(request_id, attempt)
+
+    def _make_feed(self, process: GatewayProcess, access: AccessControl, clock: Clock) -> StackFeed:
+        describe, max_watchers = process.figures or self._figures, self._settings.max_console_watchers
+        return StackFeed(describe, self._neighbours, lambda: access.lanes, clock, max_watchers)
 
     def _figures(self) -> Described:
         described = self.describe()
@@ -254,8 +268,9 @@ class Gateway:
             **self._keys.metrics(),
             **self._key_store.metrics(),
             **(self._responses.metrics() if self._responses is not None else {}),
+            **(self._audit.metrics() if self._audit is not None else {}),
             **self._http.metrics(),
-            **self.processor.recent.metrics(),
+            **self.processor.spans.recent.metrics(),
             "console_watchers": float(self._feed.num_watchers),
             "registry_malformed_total": float(self._decode_workers.num_malformed),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
@@ -264,7 +279,7 @@ class Gateway:
         return Description(metrics, self._check_integrity, histograms=self.processor.figures.histograms())
 
     def _check_integrity(self) -> list[str]:
-        parts = (self.processor, self._driver, self._keys, self.processor.recent)
+        parts = (self.processor, self._driver, self._keys, self.processor.spans.recent)
         return [error for part in parts for error in part.check_integrity()]
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

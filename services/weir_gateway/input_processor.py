@@ -14,6 +14,7 @@ from weir.core.life import Phase
 from weir.core.options import MAX_CHOICES, GenerateOptions
 from weir.telemetry.labels import StickyLabels
 from weir_gateway.access import Caller
+from weir_gateway.audit import AuditWriter
 from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
 from weir_gateway.driving.output_pace import OutputPace
@@ -123,8 +124,8 @@ class InputProcessor:
         self._lengths = lengths
         self._driver = driver
         self._keys = keys
-        self._spans = spans
-        self.recent = spans.recent
+        self.spans = spans
+        self.audit: AuditWriter | None = None  # hears of each end
         self._clock = spans.clock
         self._pace = OutputPace(self._clock)
         self._tokenizer = PromptTokenizer()
@@ -191,7 +192,7 @@ class InputProcessor:
     @contextlib.contextmanager
     def _span_of(self, client_request: ClientRequest, parent: Context) -> Iterator[RequestSpan]:
         """Ended, and the rejection counted, if the request is not accepted."""
-        span = self._spans.begin(client_request, parent)
+        span = self.spans.begin(client_request, parent)
         try:
             yield span
         except WeirError as error:
@@ -349,8 +350,6 @@ class InputProcessor:
             )
             for index, (choice, choice_span, times) in enumerate(zip(choices, spans, times_of_all, strict=True))
         ]
-        for state in states:
-            state.succeed(succession)
         opened = OpenRequest(states, span, self._clock, self._pace)
         key = (tenant, opened.client_id)
         self._by_client_id[key] = opened
@@ -361,6 +360,7 @@ class InputProcessor:
             )
         self._metrics.count_prompt_tokens(tenant, opened.num_prompt_tokens)
         for state, choice_span, times in zip(states, spans, times_of_all, strict=True):
+            state.succeed(succession)
             choice_span.remember(state.request_id, state.checked, times)
             state.ended.add_done_callback(partial(self._on_choice_end, state, times))
             self._driver.drive(state, choice_span)
@@ -369,6 +369,8 @@ class InputProcessor:
     def _on_choice_end(self, state: RequestState, times: RequestTimes, ended: "asyncio.Future[RequestEnd]") -> None:
         times.end(ended.result(), len(state.checked.prompt_token_ids), state.num_cached_tokens)
         self._lengths.observe(state, ended.result())
+        if self.audit is not None:
+            self.audit.note(state, ended.result(), times.ttft_s)
 
     def _on_end(self, key: tuple[str, str], opened: OpenRequest, figures: LaneFigures) -> None:
         self._by_client_id.pop(key, None)

@@ -36,6 +36,7 @@ ALONE: Mapping[str, str] = {
     "weir simulate azure_2023_code.csv --prefill 1 --decode 1 --rate 8 --arrivals poisson --ttft-ms 500": "",
     "weir simulate --rate 10 --num-requests 2000 --local 1 --policy shortest-prompt --json": "",
     "weir simulate trace.csv --profile measured.yaml": "",
+    "weir simulate events.jsonl --local 1": "",
     "weir plan azure_2023_code.csv --profile h100-llama3-8b --ttft-ms 500 --gap-ms 100 --rate 20": "",
     "weir plan capture.jsonl --profile measured.yaml --ttft-ms 2000 --max-gpus 8 --json": "",
     "weir profile --out measured.yaml": f"--model {MODEL} --rounds 1 --num-threads 1",
@@ -54,6 +55,8 @@ ON_STACK: Mapping[str, str] = {
     'weir generate --n 3 --temperature 0.8 --frequency-penalty 0.5 --seed 1 "Once upon a time"': "--max-tokens 16",
     'weir generate --timeout-s 2 --partial-at-deadline --json "Once upon a time"': "",
     "weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64": "",
+    "weir trace --last": "",
+    "weir trace --slowest --json": "",
     "weir chat": "",
     'weir chat --system "Answer in one sentence." --temperature 0': "",
     "weir bench prefix --num-chats 50": "--num-chats 1 --answer-tokens 4 --num-sharing 2 --shared-tokens 32",
@@ -67,6 +70,7 @@ ON_STACK: Mapping[str, str] = {
     "weir bench lanes --rounds 3": (
         "{http} --rounds 1 --num-flood 4 --flood-output-len 4 --num-urgent 2 --urgent-rate 20"
     ),
+    "weir audit --out events.jsonl": "",
     "weir profile --live": "",
     "weir limits show": "",
     "weir limits show --toml > limits.toml": "",
@@ -165,7 +169,10 @@ def pairs(shell: Shell) -> Iterator[Stack]:
     assert STARTS_TWO_PAIRS.endswith(of_example)
     ports = f"--grpc-port {stack.grpc_port} --http-port {stack.http_port}"
     try:
-        shell.run(f"{STARTS_TWO_PAIRS.replace(of_example, ports)} --instance {stack.instance} --detach", timeout_s=180)
+        shell.run(
+            f"WEIR_AUDIT=true {STARTS_TWO_PAIRS.replace(of_example, ports)} --instance {stack.instance} --detach",
+            timeout_s=180,
+        )
         yield stack
     finally:
         stack.stop()

@@ -262,7 +262,8 @@ class Driver:
             state.queue()
         else:
             self._port.count_refusal(reply.reason)
-            state.refuse(refusal_error(state.checked, reply.reason, reply.message, reply.retry_after_ms))
+            error = refusal_error(state.checked, reply.reason, reply.message, reply.retry_after_ms, reply.bound)
+            state.refuse(error)
 
     async def _wait_for_grant(self, state: RequestState) -> Placement:
         try:

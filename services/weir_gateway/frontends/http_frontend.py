@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 
@@ -19,11 +20,11 @@ from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir.telemetry.exposition import is_openmetrics
 from weir_gateway.access import Caller
-from weir_gateway.console.api import ConsoleApi
-from weir_gateway.console.files import console_files
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.anthropic.handlers import MessagesApi
+from weir_gateway.frontends.console.api import ConsoleApi
+from weir_gateway.frontends.console.files import console_files
 from weir_gateway.frontends.correlation import correlation_of, mark
 from weir_gateway.frontends.error_forms import MESSAGES_PATH, error_form_of
 from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
@@ -44,6 +45,7 @@ from weir_gateway.frontends.openai.schema import (
 )
 from weir_gateway.frontends.openapi.document import openapi_document
 from weir_gateway.frontends.openapi.page import CONTENT_SECURITY_POLICY, openapi_page
+from weir_gateway.frontends.rate_limits import rate_limit_headers
 from weir_gateway.frontends.recent_requests import RecentRequestsApi
 from weir_gateway.frontends.responses.handlers import ResponsesApi
 from weir_gateway.frontends.responses.store import ResponseStore
@@ -53,6 +55,7 @@ from weir_gateway.input_processor import InputProcessor
 from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined
+from weir_gateway.requests.quota_book import QuotaBook
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +74,12 @@ class HttpFrontend:
         is_ready: Callable[[], bool],
         bodies: BodyBudget,
         store: ResponseStore | None = None,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self._processor = processor
         self._settings = settings
         self._is_ready = is_ready
+        self._quotas = quotas
         self._bodies = BodyReader(settings, bodies)
         self._tools = HttpTools(processor, self._bodies)
         answering = Answering(processor, settings, self._internal_error)
@@ -100,7 +105,7 @@ class HttpFrontend:
             ("GET", "/load", tools.load),
         )
         routes = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in for_callers]
-        recent = RecentRequestsApi(self._processor.recent)
+        recent = RecentRequestsApi(self._processor.spans.recent)
         routes.append(Route("/debug/requests", self._for_operators(recent.list_requests), methods=["GET"]))
         routes.append(Route("/debug/requests/{request_id:path}", self._for_operators(recent.request), methods=["GET"]))
         if console is not None:
@@ -123,7 +128,11 @@ class HttpFrontend:
     def _guarded(self, handler: _Handler) -> Endpoint:
         """For callers that are known; nothing is done, and no body read, for one that is not."""
 
-        return self._answering(lambda request: partial(handler, request, self._identify(request)))
+        def admit(request: Request) -> Callable[[], Awaitable[Response]]:
+            caller = request.state.caller = self._identify(request)
+            return partial(handler, request, caller)
+
+        return self._answering(admit)
 
     def _for_operators(self, handler: Callable[[Request], Awaitable[Response]]) -> Endpoint:
         """For who may see every tenant's."""
@@ -142,6 +151,7 @@ class HttpFrontend:
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
+            request.state.caller = None
             try:
                 answer = admit(request)
                 correlation.check()
@@ -157,9 +167,15 @@ class HttpFrontend:
                 internal = self._internal_error(what, error, {"correlation_id": correlation_id})
                 response = error_form_of(request.url.path).of_error(internal, correlation_id)
             mark(response, correlation_id)
+            if request.state.caller is not None:
+                response.headers.update(self._quota_headers(request.url.path, request.state.caller))
             return response
 
         return Endpoint(handle)
+
+    def _quota_headers(self, path: str, caller: Caller) -> dict[str, str]:
+        quota = None if self._quotas is None else self._quotas.try_quota(caller.tenant)
+        return {} if quota is None else rate_limit_headers(path, quota, time.time)
 
     def _identify(self, request: Request) -> Caller:
         """Raises Unauthenticated."""

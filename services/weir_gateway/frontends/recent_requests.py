@@ -29,7 +29,7 @@ class RequestQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    limit: Annotated[int, Field(ge=1, le=1000)] = 50
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
     order: Literal["newest", "slowest"] = "newest"
     life: Literal["", "running", "finished", "cancelled", "failed", "refused"] = ""
     tenant: _Name = ""

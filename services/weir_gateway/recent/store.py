@@ -3,11 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from weir.core.clock import Clock
 from weir.core.errors import NotFound
-from weir.core.life import Phase
 from weir.telemetry.request_record import RequestList, RequestRecord, RequestSummary
 from weir_gateway.recent.timeline import RequestAbout, RequestTimeline
 from weir_gateway.requests.request_times import RequestTimes
@@ -37,15 +37,17 @@ class RequestFilter:
     order: Literal["newest", "slowest"] = "newest"
     limit: int = 50
 
-    def takes(self, summary: RequestSummary) -> bool:
-        is_running = not Phase(summary.life).is_terminal
+    def takes(self, about: RequestAbout | RequestSummary, life: str, duration_ms: float) -> bool:
         return (
-            self.tenant in ("", summary.tenant)
-            and self.lane in ("", summary.lane)
-            and self.model in ("", summary.model)
-            and (self.life in ("", summary.life) or (self.life == "running" and is_running))
-            and summary.duration_ms >= self.min_ms
+            self.tenant in ("", about.tenant)
+            and self.lane in ("", about.lane)
+            and self.model in ("", about.model)
+            and self.life in ("", life)
+            and duration_ms >= self.min_ms
         )
+
+
+_Held = RequestTimeline | RequestRecord
 
 
 class RecentRequests:
@@ -73,19 +75,20 @@ class RecentRequests:
         ended = self._ended.get(request_id)
         if ended is not None:
             return ended
-        named = (record for record in self._newest_first() if record.summary.client_id == request_id)
-        found = next(named, None)
+        held: tuple[_Held, ...] = (*reversed(self._running.values()), *reversed(self._ended.values()))
+        found = next((one for one in held if _client_id_of(one) == request_id), None)
         if found is None:
             message = f"request {request_id[:100]!r} is not among the {self.num_held} that are remembered here"
             raise NotFound("request_id", message)
-        return found
+        return found.record() if isinstance(found, RequestTimeline) else found
 
     def list_requests(self, wanted: RequestFilter) -> RequestList:
-        summaries = (record.summary for record in self._newest_first())
-        found = [summary for summary in summaries if wanted.takes(summary)]
+        found = self._matching(wanted)
         if wanted.order == "slowest":
-            found.sort(key=lambda summary: -summary.duration_ms)
-        return RequestList(self.gateway_id, self.num_held, tuple(found[: wanted.limit]))
+            found = iter(sorted(found, key=_duration_ms, reverse=True))
+        # Records of those that run are made for those alone that are shown: the event loop has other things to do.
+        shown = (one.record() if isinstance(one, RequestTimeline) else one for one in islice(found, wanted.limit))
+        return RequestList(self.gateway_id, self.num_held, tuple(record.summary for record in shown))
 
     @property
     def num_held(self) -> int:
@@ -100,10 +103,14 @@ class RecentRequests:
             [] if num_bytes == self._num_bytes else [f"recent requests: {num_bytes} bytes, {self._num_bytes} counted"]
         )
 
-    def _newest_first(self) -> Iterator[RequestRecord]:
-        """Those that run come first, then by their ends."""
-        yield from (timeline.record() for timeline in reversed(self._running.values()))
-        yield from reversed(self._ended.values())
+    def _matching(self, wanted: RequestFilter) -> Iterator[_Held]:
+        """The newest first: those that run, then by their ends."""
+        for timeline in reversed(self._running.values()):
+            if wanted.takes(timeline.about, "running", timeline.age_ms):
+                yield timeline
+        for record in reversed(self._ended.values()):
+            if wanted.takes(record.summary, record.summary.life, record.summary.duration_ms):
+                yield record
 
     def _keep(self, timeline: RequestTimeline) -> None:
         request_id = timeline.about.request_id
@@ -123,3 +130,11 @@ class RecentRequests:
 
 def _bytes_of(record: RequestRecord) -> int:
     return _RECORD_BYTES + _PART_BYTES * (len(record.phases) + len(record.events))
+
+
+def _client_id_of(held: _Held) -> str:
+    return held.about.client_id if isinstance(held, RequestTimeline) else held.summary.client_id
+
+
+def _duration_ms(held: _Held) -> float:
+    return held.age_ms if isinstance(held, RequestTimeline) else held.summary.duration_ms

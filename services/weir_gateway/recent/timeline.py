@@ -18,6 +18,7 @@ from weir.telemetry.request_record import (
     longest_of,
     phases_of,
 )
+from weir.wire.v1 import worker_pb2
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_times import RequestTimes
 
@@ -90,9 +91,25 @@ class RequestTimeline:
     def claimed(self, num_output_tokens: int) -> None:
         self._add_event("claimed", num_output_tokens)
 
+    def on_waits(self, waits: worker_pb2.SequenceWaits) -> None:
+        """Where one worker does all, it waits before the prompt is computed, else when it has been handed off."""
+        is_local = self._placement is not None and self._placement.is_local
+        self._add_share("prefill" if is_local else "decode", PhaseShare("waiting", waits.waiting_us / 1000))
+        self._add_share("decode", PhaseShare("swapped_out", waits.swapped_out_us / 1000))
+        self._add_share("decode", PhaseShare("paused", waits.paused_us / 1000))
+        self._counts["preemptions"] += waits.num_preemptions
+
     def end(self, ending: RequestEnd) -> None:
         self._ending, self._ended_at_s, self._life = ending, self._clock.now_s(), ending.phase
         self._on_end(self)
+
+    @property
+    def age_ms(self) -> float:
+        return (self._clock.now_s() - self.about.came_at_s) * 1000
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._times.num_cached_tokens
 
     def record(self) -> RequestRecord:
         about, ending, times = self.about, self._ending, self._times

@@ -16,6 +16,7 @@ from typing import Protocol
 from weir.bus.messages import Placement
 from weir.core.clock import Clock
 from weir.core.life import FinishReason, Phase
+from weir.wire.v1 import worker_pb2
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_figures import LaneFigures
 
@@ -33,6 +34,10 @@ class LifeObserver(Protocol):
 
     def on_tokens(self, now_s: float, num_tokens: int) -> None:
         """A frame brought tokens: there are so many now. On the path of every token."""
+        ...
+
+    def on_waits(self, waits: worker_pb2.SequenceWaits) -> None:
+        """The worker that ended it says how long it waited there; once, before its last phase."""
         ...
 
 
@@ -77,6 +82,11 @@ class RequestTimes:
         figures.num_output_tokens += num_new
         self.num_tokens = num_tokens
         self._token_at_s = now_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """None: there is no token yet."""
+        return None if self._first_token_at_s is None else self._first_token_at_s - self._arrived_at_s
 
     def end(self, ending: RequestEnd, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Once, after everything else."""

@@ -182,8 +182,8 @@ class NatsBucket:
         return await self._run(lambda _: self._list_entries())
 
     async def _list_entries(self) -> list[KvEntry]:
-        """By a consumer of its own: the client's watchers call a bucket empty if the server has sent its entries and the
-        news of that comes before them."""
+        """By a consumer of its own: the client's watchers call a bucket empty if the news that all
+        was sent comes before its entries."""
         messages: list[Msg] = []
         async with asyncio.timeout(_LIST_TIMEOUT_S):
             consumer = await self._jetstream.subscribe(

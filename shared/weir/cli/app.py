@@ -9,6 +9,7 @@ import typer
 
 import weir
 from weir.cli import (
+    audit,
     bench,
     chat,
     doctor,
@@ -21,6 +22,7 @@ from weir.cli import (
     simulate,
     status,
     top,
+    trace,
     train_predictor,
     up,
     workers,
@@ -75,6 +77,8 @@ app.command()(up.up)
 app.command()(up.down)
 app.command()(status.status)
 app.command()(top.top)
+app.command()(trace.trace)
+app.command()(audit.audit)
 app.command()(workers.drain)
 app.command()(workers.role)
 app.command()(workers.restart)

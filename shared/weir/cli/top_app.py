@@ -12,7 +12,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from weir.client.stack import StackClient
 from weir.core.errors import WeirError
-from weir.telemetry.stack_snapshot import StackSnapshot, WorkerView
+from weir.telemetry.stack_snapshot import StackSnapshot, WorkerFigures
 
 _DARK, _LIGHT = "textual-dark", "textual-light"
 _NONE = "-"
@@ -274,7 +274,7 @@ def _aligned(cell: Cell, column: str) -> Text:
     return Text(cell, justify="right" if column.startswith(" ") else "left", no_wrap=True)
 
 
-def _duty(worker: WorkerView) -> Text:
+def _duty(worker: WorkerFigures) -> Text:
     styles = {"serving": "green", "silent": "bold red"}
     return Text(worker.duty, style=styles.get(worker.duty, "yellow"))
 

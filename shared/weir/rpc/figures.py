@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from weir.telemetry.described import Described, HistogramFigure
 from weir.telemetry.histogram import Exemplar, HistogramValue
-from weir.telemetry.internals import PageMap, PageRange, StepRecord, StepShare
+from weir.telemetry.internals import PageMap, PageRange, SequenceShare, StepRecord
 from weir.wire.v1 import admin_pb2
 
 
@@ -57,7 +57,7 @@ def step_from_pb(message: admin_pb2.StepDescription) -> StepRecord:
         num_sequences=message.num_sequences,
         num_tokens=message.num_tokens,
         num_prefill_tokens=message.num_prefill_tokens,
-        sequences=tuple(StepShare(one.request_id, one.num_prompt_tokens) for one in message.sequences),
+        sequences=tuple(SequenceShare(one.request_id, one.num_prompt_tokens) for one in message.sequences),
     )
 
 

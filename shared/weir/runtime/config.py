@@ -68,6 +68,8 @@ class ServiceConfig:
     advertise_host: str = setting("", "Host that others reach this process by. Empty: the one of `listen`.")
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, nats://[USER:PASSWORD@]HOST:PORT.")
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
+    otlp_metrics_endpoint: str = setting("", "The same for the figures of GET /metrics. Empty: they are not sent.")
+    otlp_metrics_interval_s: float = setting(10.0, "Seconds between two times that they are sent.")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
     ready_file: str = setting("", "File to write when ready. Empty: none.")
@@ -101,6 +103,9 @@ class ServiceConfig:
         check_url("nats_url", self.nats_url, NATS_SCHEMES)
         if self.otlp_endpoint:
             check_url("otlp_endpoint", self.otlp_endpoint, OTLP_SCHEMES)
+        if self.otlp_metrics_endpoint:
+            check_url("otlp_metrics_endpoint", self.otlp_metrics_endpoint, OTLP_SCHEMES)
+        check_range(self, "otlp_metrics_interval_s", 0.1, 3600)
 
     @property
     def model_reference(self) -> str:

@@ -35,6 +35,7 @@ from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
 from weir.runtime.config import ConfigError, ServiceConfig
 from weir.runtime.logs import setup_logging
 from weir.runtime.metrics_port import MetricsPort
+from weir.runtime.otlp_metrics import MetricsExport, metrics_endpoint
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit, spare_what_is_there
 from weir.runtime.telemetry import setup_tracing, shutdown_tracing
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
@@ -45,6 +46,7 @@ _log = logging.getLogger(__name__)
 _STOP_S = 5.0
 _SERVER_STOP_S = 1.0
 _TRACE_FLUSH_S = 2.0
+_METRICS_FLUSH_S = 3.0
 _EXIT_MARGIN_S = 3.0
 _EXIT_USAGE = 2
 _ADMIN_NAME = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
@@ -174,6 +176,7 @@ class _Service(Generic[_ConfigT]):
         self._loop_errors = LoopErrors()
         self._admin = AdminService(Identity(role, process_id, config.model_reference), self._describe)
         self._metrics_port: MetricsPort | None = None
+        self._metrics_export: MetricsExport | None = None
         self._ending = _Ending()
         self._readiness = ReadinessGuard(service_names)
         self._health = health.aio.HealthServicer()
@@ -215,7 +218,7 @@ class _Service(Generic[_ConfigT]):
                 notes=self._notes,
             )
         )
-        await self._open_metrics_port()
+        await self._open_metrics()
         await self._server.start()
         self._listening.publish()
         _log.info("alive on %s", address)
@@ -227,12 +230,16 @@ class _Service(Generic[_ConfigT]):
         self._write_ready_file(address)
         _log.info("ready")
 
-    async def _open_metrics_port(self) -> None:
-        """Raises Unavailable."""
+    async def _open_metrics(self) -> None:
+        """Raises Unavailable, ConfigError."""
         if self._config.metrics_port:
             port = MetricsPort(self._config.metrics_host, self._config.metrics_port, self._admin.figures)
             await port.start()
             self._metrics_port = port
+        endpoint = metrics_endpoint(self._config, os.environ)
+        if endpoint:
+            self._metrics_export = MetricsExport(self._config, endpoint, self._admin.figures)
+            await self._metrics_export.start()
 
     async def _add_common_services(self) -> None:
         for name in self._service_names:
@@ -289,7 +296,8 @@ class _Service(Generic[_ConfigT]):
 
     async def _shut_down(self, starting: "asyncio.Task[None]") -> None:
         grace_s = self._config.grace_s
-        _exit_hard_after(grace_s + _STOP_S + _SERVER_STOP_S + _TRACE_FLUSH_S + _EXIT_MARGIN_S)
+        flush_s = _TRACE_FLUSH_S if self._metrics_export is None else _TRACE_FLUSH_S + _METRICS_FLUSH_S
+        _exit_hard_after(grace_s + _STOP_S + _SERVER_STOP_S + flush_s + _EXIT_MARGIN_S)
         await self._health.enter_graceful_shutdown()
         self._remove_ready_file()
         if not starting.done():
@@ -298,6 +306,9 @@ class _Service(Generic[_ConfigT]):
                 await self._try_find_failure(starting)
         if self._component is not None:
             await self._bounded("drain", self._component.drain(grace_s), grace_s + 1.0)
+        if self._metrics_export is not None:  # the last figures, while there is somebody whose they are
+            await self._bounded("metrics export", self._metrics_export.stop(), _METRICS_FLUSH_S)
+        if self._component is not None:
             await self._bounded("stop", self._component.stop(), _STOP_S)
         if self._metrics_port is not None:
             await self._bounded("metrics port", self._metrics_port.stop(), _SERVER_STOP_S)

@@ -4,10 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 import weir
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
 
 _SCHEDULE_DELAY_MS = 250
 _MAX_QUEUED_SPANS = 8192
@@ -33,6 +37,28 @@ class QuietFilter(logging.Filter):
         return True
 
 
+def quieten_exporters() -> None:
+    """Of the SDK's loggers, whatever is exported; as often as one likes."""
+    for name in _EXPORT_LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(present, QuietFilter) for present in logger.filters):
+            logger.addFilter(QuietFilter())
+
+
+def resource_of(role: str, instance: str, process_id: str) -> "Resource":
+    """Who a process is, for traces and metrics alike."""
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - see setup_tracing
+
+    return Resource.create(
+        {
+            "service.name": f"weir-{role}",
+            "service.namespace": instance,
+            "service.instance.id": process_id,
+            "service.version": weir.__version__,
+        }
+    )
+
+
 def setup_tracing(role: str, instance: str, process_id: str, endpoint: str) -> TracerProvider:
     """A provider that exports to `endpoint` (http://HOST:PORT, or https:// for TLS); empty: one that does nothing.
 
@@ -42,26 +68,14 @@ def setup_tracing(role: str, instance: str, process_id: str, endpoint: str) -> T
         return NoOpTracerProvider()
     # A tenth of the time in which a process starts, or starts again while streams wait for it.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    for name in _EXPORT_LOGGERS:
-        logger = logging.getLogger(name)
-        if not any(isinstance(present, QuietFilter) for present in logger.filters):
-            logger.addFilter(QuietFilter())
-    resource = Resource.create(
-        {
-            "service.name": f"weir-{role}",
-            "service.namespace": instance,
-            "service.instance.id": process_id,
-            "service.version": weir.__version__,
-        }
-    )
+    quieten_exporters()
     exporter = OTLPSpanExporter(
         endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=_EXPORT_TIMEOUT_S
     )
-    provider = SdkTracerProvider(resource=resource, shutdown_on_exit=False)
+    provider = SdkTracerProvider(resource=resource_of(role, instance, process_id), shutdown_on_exit=False)
     provider.add_span_processor(
         BatchSpanProcessor(exporter, max_queue_size=_MAX_QUEUED_SPANS, schedule_delay_millis=_SCHEDULE_DELAY_MS)
     )

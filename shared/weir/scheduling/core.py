@@ -49,6 +49,8 @@ from weir.scheduling.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
 """A grant this old has reached its prefill worker, if it ever will."""
+_FROM_ZERO = ("submitted", "adopted", "workers_lost", "gateways_lost", "worker_malformed")
+"""Shown before anything is counted, as are grants of lanes: a series that begins at 1 has never risen."""
 
 
 class SchedulerCore:
@@ -248,7 +250,9 @@ class SchedulerCore:
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
-        counts = {f"{name}_total": float(count) for name, count in self._commands.counts.items()}
+        counted = dict.fromkeys((*_FROM_ZERO, *(f"granted_{lane.name}" for lane in self._limits.lanes)), 0)
+        counted |= self._commands.counts
+        counts = {f"{name}_total": float(count) for name, count in counted.items()}
         gauges = {"epoch": self.epoch, "workers": len(self._workers), "is_gathering": self.is_gathering}
         own = {name: float(value) for name, value in gauges.items()}
         return counts | self._requests.metrics() | self._placer.metrics() | own

@@ -10,7 +10,7 @@ MAX_STEP_SEQUENCES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class StepShare:
+class SequenceShare:
     """What one sequence got of a step."""
 
     request_id: str
@@ -29,7 +29,7 @@ class StepRecord:
     num_sequences: int
     num_tokens: int
     num_prefill_tokens: int
-    sequences: tuple[StepShare, ...] = ()
+    sequences: tuple[SequenceShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

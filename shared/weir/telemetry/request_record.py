@@ -14,7 +14,7 @@ from typing import Literal
 from weir.core.life import Phase
 
 PhaseName = Literal["tokenize", "queue", "start", "prefill", "hand_off", "decode"]
-ShareName = Literal["waiting", "out_of_pages", "swapped_out", "paused", "moving"]
+ShareName = Literal["waiting", "swapped_out", "paused", "moving"]
 
 _STAGES: Mapping[Phase, PhaseName] = {
     Phase.RECEIVED: "queue",
@@ -34,7 +34,6 @@ _PHASE_CAUSES: Mapping[PhaseName, str] = {
 }
 _SHARE_CAUSES: Mapping[ShareName, str] = {
     "waiting": "waiting for a place in a step",
-    "out_of_pages": "waiting for free pages",
     "swapped_out": "swapped out for others",
     "paused": "paused for more urgent ones",
     "moving": "moving to another worker",

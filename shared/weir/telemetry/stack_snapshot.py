@@ -76,7 +76,7 @@ class TenantView:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerFigures:
     """One worker of the registry."""
 
     worker_id: str
@@ -144,7 +144,7 @@ class StackSnapshot:
     lanes: tuple[LaneView, ...]
     tenants: tuple[TenantView, ...]
     """Those with the most tokens."""
-    workers: tuple[WorkerView, ...]
+    workers: tuple[WorkerFigures, ...]
     arenas: tuple[ArenaView, ...]
     latencies: tuple[LatencyView, ...]
 

@@ -1,4 +1,4 @@
-"""An OTLP/gRPC trace receiver inside the test process."""
+"""An OTLP/gRPC receiver of traces and metrics inside the test process."""
 
 import threading
 import time
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,53 @@ class ReceivedSpan:
     linked_span_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ReceivedPoint:
+    """One point of a metric as it came over the wire; of a histogram `value` is the sum."""
+
+    name: str
+    kind: str
+    """sum, gauge or histogram."""
+    service: str
+    process_id: str
+    attributes: dict[str, object]
+    value: float
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    start_ns: int = 0
+    least: float | None = None
+    """Of a histogram that knows its least value."""
+
+
+class _MetricsReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Keeps what the newest exports said."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._exports: list[list[ReceivedPoint]] = []
+
+    @property
+    def exports(self) -> list[list[ReceivedPoint]]:
+        with self._lock:
+            return list(self._exports)
+
+    def Export(  # noqa: N802  the method's name on the wire
+        self, request: metrics_service_pb2.ExportMetricsServiceRequest, context: grpc.ServicerContext
+    ) -> metrics_service_pb2.ExportMetricsServiceResponse:
+        received = _points_of(request)
+        with self._lock:
+            self._exports.append(received)
+        return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
 class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
     """Listens on a free loopback port while it is entered."""
 
     def __init__(self) -> None:
         self._server = grpc.server(ThreadPoolExecutor(max_workers=4))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        self._metrics = _MetricsReceiver()
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(self._metrics, self._server)
         self._port = self._server.add_insecure_port("127.0.0.1:0")
         self._lock = threading.Lock()
         self._spans: list[ReceivedSpan] = []
@@ -46,6 +89,11 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
     def spans(self) -> list[ReceivedSpan]:
         with self._lock:
             return list(self._spans)
+
+    @property
+    def metric_exports(self) -> list[list[ReceivedPoint]]:
+        """The points of each export, the oldest first."""
+        return self._metrics.exports
 
     def Export(  # noqa: N802  the method's name on the wire
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
@@ -94,6 +142,46 @@ def _spans_of(request: trace_service_pb2.ExportTraceServiceRequest) -> list[Rece
                     linked_span_ids=tuple(link.span_id.hex() for link in span.links),
                 )
             )
+    return received
+
+
+def _points_of(request: metrics_service_pb2.ExportMetricsServiceRequest) -> list[ReceivedPoint]:
+    received = []
+    for resource_metrics in request.resource_metrics:
+        resource = {item.key: _value(item.value) for item in resource_metrics.resource.attributes}
+        who = str(resource.get("service.name", "")), str(resource.get("service.instance.id", ""))
+        for metric in (metric for scope in resource_metrics.scope_metrics for metric in scope.metrics):
+            received.extend(_points_of_metric(metric, *who))
+    return received
+
+
+def _points_of_metric(metric: Metric, service: str, process_id: str) -> list[ReceivedPoint]:
+    kind = metric.WhichOneof("data")
+    received = []
+    for point in metric.histogram.data_points:
+        labels = {item.key: _value(item.value) for item in point.attributes}
+        received.append(
+            ReceivedPoint(
+                name=metric.name,
+                kind=str(kind),
+                service=service,
+                process_id=process_id,
+                attributes=labels,
+                value=point.sum,
+                bounds=tuple(point.explicit_bounds),
+                counts=tuple(point.bucket_counts),
+                start_ns=point.start_time_unix_nano,
+                least=point.min if point.HasField("min") else None,
+            )
+        )
+    for number in (*metric.sum.data_points, *metric.gauge.data_points):
+        labels = {item.key: _value(item.value) for item in number.attributes}
+        value = float(getattr(number, number.WhichOneof("value") or "as_double"))
+        received.append(
+            ReceivedPoint(
+                metric.name, str(kind), service, process_id, labels, value, start_ns=number.start_time_unix_nano
+            )
+        )
     return received
 
 

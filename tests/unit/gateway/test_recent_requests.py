@@ -15,12 +15,13 @@ from tests.unit.gateway.test_tenants_at_the_frontends import bearer, write
 from tests.unit.gateway.world import GATEWAY_ID, World
 
 import weir
-from weir.bus.messages import RefusalReason, SubmitReply
+from weir.bus.messages import Placement, RefusalReason, SubmitReply
 from weir.core.clock import ManualClock
 from weir.core.credentials import key_digest
-from weir.core.errors import NotFound, PermissionDenied, Unauthenticated, Unavailable
+from weir.core.errors import NotFound, Overloaded, PermissionDenied, Unauthenticated, Unavailable
 from weir.core.life import FinishReason, Phase
 from weir.testing.load import greedy_request, stream
+from weir.wire.v1 import worker_pb2
 from weir_gateway.access import AccessControl
 from weir_gateway.frontends.openapi.document import openapi_document
 from weir_gateway.recent.store import RecentRequests, RecentSettings, RequestFilter
@@ -180,3 +181,32 @@ async def test_with_keys_in_force_operators_alone_see_it(world: World, http: htt
     assert (await http.get("/debug/requests", headers=bearer(OPERATOR))).status_code == 200
     # an operator's key is nobody's who may ask a model
     assert (await http.get("/v1/models", headers=bearer(OPERATOR))).status_code == 401
+
+
+async def test_what_its_worker_waited_for_and_who_went_on_explains_a_phase() -> None:
+    clock = ManualClock()
+    recent = RecentRequests("g", RecentSettings(), clock)
+    times = RequestTimes(LaneFigures(100), clock, 0.0, "")
+    timeline = recent.open(ABOUT, times)
+    split, local = Placement(1, "p", "p:1", "d", "d:1", 4), Placement(2, "d", "d:1", "d", "d:1", 4)
+    for phase in (Phase.QUEUED, Phase.GRANTED, Phase.PREFILLING, Phase.HANDING_OFF, Phase.DECODING):
+        timeline.on_phase(phase, split)
+    clock.advance(1.0)
+    timeline.adopted(Overloaded("its worker is gone"), 3, 0.9)
+    moved = recent.find("id")
+    assert (moved.summary.num_moves, moved.summary.cause) == (1, "moving to another worker")
+    assert [(event.name, event.num_output_tokens) for event in moved.events] == [("adopted", 3)]
+    for phase in (Phase.QUEUED, Phase.GRANTED, Phase.PREFILLING, Phase.HANDING_OFF):
+        timeline.on_phase(phase, local)
+    clock.advance(5.0)
+    timeline.on_phase(Phase.DECODING, local)
+    clock.advance(4.0)
+    timeline.on_waits(worker_pb2.SequenceWaits(waiting_us=4_900_000, swapped_out_us=3_000_000, num_preemptions=2))
+    timeline.end(FINISHED)
+    phases = {(phase.name, phase.dispatch): phase for phase in recent.find("id").phases}
+    assert phases["prefill", 2].cause == "waiting for a place in a step", "one worker does all of it"
+    assert phases["decode", 2].cause == "swapped out for others"
+    assert phases["decode", 1].cause == "moving to another worker"
+    assert ("hand_off", 2) not in phases
+    summary = recent.find("id").summary
+    assert (summary.num_dispatches, summary.num_preemptions, summary.longest_phase) == (2, 2, "prefill")

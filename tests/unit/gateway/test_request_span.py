@@ -8,6 +8,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode, format_span_id, format_trace_id
+from tests.unit.gateway.fake_workers import NUM_CACHED_TOKENS
 from tests.unit.gateway.world import World
 
 from weir.bus.messages import RefusalReason, SubmitReply
@@ -63,6 +64,7 @@ async def test_a_request_has_a_server_span_with_genai_attributes(world: World) -
         "gen_ai.response.finish_reasons": ("length",),
         "gen_ai.usage.input_tokens": 9,
         "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": NUM_CACHED_TOKENS,
     }
     phases = [event.name for event in span.events]
     if "handing_off" not in phases:  # the decode worker's stream was faster than the prefill worker's

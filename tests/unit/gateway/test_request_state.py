@@ -46,6 +46,9 @@ class Phases:
     def on_tokens(self, now_s: float, num_tokens: int) -> None:
         pass
 
+    def on_waits(self, waits: worker_pb2.SequenceWaits) -> None:
+        pass
+
 
 def make_state(phases: list[Phase], clock: ManualClock, *, deadline_at_s: float | None = None) -> RequestState:
     return RequestState(

@@ -138,3 +138,10 @@ def test_an_adopted_grant_whose_worker_never_shows_itself_ends_on_its_gateways_w
     assert (rig.revoked, rig.metric("reserved_pages")) == ({}, 2)
     rig.finish("a", Outcome.FAILED)
     assert rig.metric("reserved_pages") == 0
+
+
+def test_counters_that_alerts_and_dashboards_need_begin_at_zero() -> None:
+    metrics = Rig().core.metrics()
+    lanes = {f"granted_{lane.name}_total" for lane in Rig().limits.lanes}
+    assert lanes
+    assert {metrics[name] for name in {"workers_lost_total", "gateways_lost_total", *lanes}} == {0.0}

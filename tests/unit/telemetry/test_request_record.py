@@ -41,7 +41,7 @@ def test_a_request_goes_through_each_phase_once_and_what_it_is_in_queue_is_one_p
         ((PhaseShare("swapped_out", 400.0), PhaseShare("waiting", 300.0)), "swapped out for others"),
         ((PhaseShare("moving", 900.0), PhaseShare("waiting", 50.0)), "moving to another worker"),
         ((PhaseShare("paused", 501.0),), "paused for more urgent ones"),
-        ((PhaseShare("out_of_pages", 600.0), PhaseShare("paused", 0.0)), "waiting for free pages"),
+        ((PhaseShare("waiting", 600.0), PhaseShare("paused", 0.0)), "waiting for a place in a step"),
     ],
 )
 def test_a_phase_is_explained_by_its_largest_share_or_by_what_no_share_explains(

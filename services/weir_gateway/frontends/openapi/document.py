@@ -10,8 +10,8 @@ from pydantic.json_schema import models_json_schema
 from weir.core.options import NUMBER_RULES, NumberRule
 from weir.telemetry.request_record import RequestList, RequestRecord
 from weir.telemetry.stack_snapshot import StackSnapshot
-from weir_gateway.console.api import StackPages, StackSteps
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody
+from weir_gateway.frontends.console.api import StackPages, StackSteps
 from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody
 from weir_gateway.frontends.openapi.answers import ANSWERS, Schema
 from weir_gateway.frontends.responses.schema import ResponsesBody
@@ -81,7 +81,7 @@ OPERATIONS = (
     ApiOperation("GET", "/debug/requests", "Requests that it remembers; for operators", "RequestList"),
     ApiOperation("GET", "/debug/requests/{id}", "One of them, its phases", "RequestRecord", parameters=("id",)),
     ApiOperation("GET", "/debug/stack", "The whole stack now; for operators", "StackSnapshot"),
-    ApiOperation("GET", "/debug/stack/events", "The same every second", "StackSnapshot", streams=True),
+    ApiOperation("GET", "/debug/stack/events", "The same every second", streams=True),
     ApiOperation("GET", "/debug/steps", "The last steps of each worker; for operators", "StackSteps"),
     ApiOperation("GET", "/debug/pages", "The page map of each arena; for operators", "StackPages"),
     ApiOperation("GET", "/health", "Whether it serves", "Health", is_open=True),
@@ -144,7 +144,7 @@ def _responses_of(operation: ApiOperation) -> dict[str, Any]:
     if operation.answer:
         answered["content"] = {"application/json": {"schema": _ref(operation.answer)}}
     if operation.streams:
-        answered["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        answered.setdefault("content", {})["text/event-stream"] = {"schema": {"type": "string"}}
     responses = {"200": answered}
     if operation.is_open:
         unready = {"description": "It does not serve yet, or no more"}

@@ -80,6 +80,8 @@ responses_lost_total: Answers that could not be kept.
 responses_malformed_total: Kept answers that could not be read.
 predictions_*_total > weir_gateway_predictions_total by outcome: Predictions of output lengths, by what came of them.
 prediction_factor: What predictions of output lengths are multiplied by, from what answers turned out to be.
+audit_*_total > weir_gateway_audit_events_total by outcome: Life events written or dropped; `failed`: attempts to write.
+audit_waiting: Life events that are not written yet.
 request_log_*_total > weir_gateway_request_log_records_total by outcome: Records of the request log.
 """,
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from weir.core.clock import Clock
 from weir.engine.messages import ChunkComputed, EngineReport, Event, StepTiming, TokenSampled
-from weir.telemetry.internals import MAX_STEP_SEQUENCES, MAX_STEPS, StepRecord, StepShare
+from weir.telemetry.internals import MAX_STEP_SEQUENCES, MAX_STEPS, SequenceShare, StepRecord
 
 WATCH_S = 10.0
 """Steps are remembered for so long after somebody asked; while nobody does, a step costs one comparison."""
@@ -53,7 +53,7 @@ def _record_of(timing: StepTiming, events: Iterable[Event]) -> StepRecord:
         num_sequences=timing.num_sequences,
         num_tokens=timing.num_tokens,
         num_prefill_tokens=num_prefill_tokens,
-        sequences=tuple(StepShare(request_id, num_tokens) for request_id, num_tokens in named),
+        sequences=tuple(SequenceShare(request_id, num_tokens) for request_id, num_tokens in named),
     )
 
 

@@ -18,7 +18,7 @@ from weir.telemetry.stack_snapshot import (
     SchedulerView,
     StackSnapshot,
     TenantView,
-    WorkerView,
+    WorkerFigures,
     percentile_of,
 )
 
@@ -176,10 +176,10 @@ def _tenants(gateway: Described, rates: _Rates) -> tuple[TenantView, ...]:
     return tuple(views[:MAX_TENANTS])
 
 
-def _worker(record: WorkerRecord, described: Described | None, rates: _Rates) -> WorkerView:
+def _worker(record: WorkerRecord, described: Described | None, rates: _Rates) -> WorkerFigures:
     heard = described or Described(record.role, record.worker_id, {})
     duty = "drained" if record.is_drained else "draining" if record.is_draining else "serving"
-    return WorkerView(
+    return WorkerFigures(
         worker_id=record.worker_id,
         role=record.role,
         model=record.model,

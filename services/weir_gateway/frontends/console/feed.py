@@ -11,7 +11,7 @@ from weir.core.errors import Overloaded
 from weir.telemetry.described import Described
 from weir.telemetry.page_cache import PageCache
 from weir.telemetry.stack_snapshot import StackSnapshot
-from weir_gateway.console.snapshot import StackFigures, snapshot_of
+from weir_gateway.frontends.console.snapshot import StackFigures, snapshot_of
 from weir_gateway.metrics.neighbours import NeighbourWatch
 
 INTERVAL_S = 1.0

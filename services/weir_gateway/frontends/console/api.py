@@ -19,7 +19,7 @@ from weir.telemetry.internals import PageMap, StepRecord
 from weir.telemetry.page_cache import PageCache
 from weir.telemetry.stack_snapshot import StackSnapshot
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
-from weir_gateway.console.feed import StackFeed, Watcher
+from weir_gateway.frontends.console.feed import StackFeed, Watcher
 from weir_gateway.frontends.event_stream import EventStream, StreamSettings
 from weir_gateway.metrics.neighbours import Neighbours, NeighbourWatch
 

@@ -32,7 +32,7 @@ _HEADERS: Mapping[str, str] = {
 def console_files() -> dict[str, Callable[[], Response]]:
     """By path. Read once, at the start."""
     found: dict[str, Callable[[], Response]] = {}
-    for entry in resources.files("weir_gateway.console").joinpath("page").iterdir():
+    for entry in resources.files("weir_gateway.frontends.console").joinpath("page").iterdir():
         media_type = _MEDIA_TYPES.get(entry.name.rpartition(".")[2])
         if media_type is None:
             continue
