@@ -3,7 +3,9 @@
 import { ask } from "./api.js";
 import { byId, count, el, milliseconds, shortId, svg } from "./dom.js";
 
-const COLUMNS = 78;
+const MAX_COLUMNS = 78;
+const MIN_COLUMNS = 30;
+const COLUMN_PX = 12;
 const CELL = 10;
 const GAP = 1.5;
 const STATES = [ // class, field, word
@@ -17,11 +19,14 @@ const TOP = 32;
 
 const box = (x, y, width, height) => `M${x} ${y}h${width}v${height.toFixed(2)}h${-width}z`;
 
+const numColumns = () => Math.min(MAX_COLUMNS, Math.max(MIN_COLUMNS, Math.floor(innerWidth / COLUMN_PX)));
+
 function pageMap({ address, worker_ids: workerIds, pages }) {
+  const columns = numColumns();
   const paths = Object.fromEntries(STATES.map(([state]) => [state, []]));
   pages.ranges.forEach((range, index) => {
-    const x = (index % COLUMNS) * CELL;
-    let y = Math.floor(index / COLUMNS) * CELL;
+    const x = (index % columns) * CELL;
+    let y = Math.floor(index / columns) * CELL;
     const total = STATES.reduce((sum, [, field]) => sum + range[field], 0);
     for (const [state, field] of STATES) {
       const height = ((CELL - GAP) * range[field]) / Math.max(1, total);
@@ -31,11 +36,11 @@ function pageMap({ address, worker_ids: workerIds, pages }) {
   });
   const sums = STATES.map(([, field, word]) => [word, pages.ranges.reduce((sum, range) => sum + range[field], 0)]);
   const label = `${count(pages.num_pages)} pages: ${sums.map(([word, num]) => `${count(num)} ${word}`).join(", ")}`;
-  const height = Math.ceil(pages.ranges.length / COLUMNS) * CELL;
+  const height = Math.ceil(pages.ranges.length / columns) * CELL;
   const drawn = STATES.map(([state]) => svg("path", { class: state, d: paths[state].join("") }));
   return el("section", { className: "panel page-map" }, [
     el("h2", { text: `Arena of ${workerIds.join(", ")}`, title: address }),
-    svg("svg", { class: "map", viewBox: `0 0 ${COLUMNS * CELL} ${height}`, role: "img", "aria-label": label }, drawn),
+    svg("svg", { class: "map", viewBox: `0 0 ${columns * CELL} ${height}`, role: "img", "aria-label": label }, drawn),
     el("p", { className: "none", text: `${label}. A cell is ${count(pages.pages_per_range)} pages.` }),
   ]);
 }
