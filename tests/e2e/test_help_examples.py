@@ -61,6 +61,15 @@ ON_STACK: Mapping[str, str] = {
     'weir chat --system "Answer in one sentence." --temperature 0': "",
     "weir bench prefix --num-chats 50": "--num-chats 1 --answer-tokens 4 --num-sharing 2 --shared-tokens 32",
     "weir bench serve --max-concurrency 32 --random-input-len 128 --random-output-len 64": "{http} --num-prompts 8",
+    "weir bench serve --request-rate 4 --burstiness 0.5 --goodput ttft:500 tpot:50 --metric-percentiles 50,90,99": (
+        "{http} --num-prompts 8 --request-rate 40"
+    ),
+    "weir bench serve --backend grpc-chat --dataset-name multi_turn --num-prompts 40 --request-rate 2": (
+        "--base-url {grpc} --num-prompts 6 --request-rate 40 --multi-turn-output-len 8"
+    ),
+    "weir bench serve --sweep-request-rates 1,2,4,8 --server a=http://10.0.0.1:8000 --server b=http://10.0.0.2:8000": (
+        "--sweep-request-rates 40,80 --num-prompts 8"
+    ),
     "weir bench serve --lane-mix interactive=0.2,batch=0.8 --tenant-mix a=1,b=3 --api-keys keys.txt": (
         "{http} --num-prompts 8"
     ),
@@ -184,8 +193,10 @@ def test_an_example_that_asks_a_stack(shell: Shell, pairs: Stack, example: str, 
     asking = Shell(shell.folder, {**shell.environ, "WEIR_ADDRESS": pairs.grpc_address, "WEIR_INSTANCE": pairs.instance})
     http = f"--base-url {pairs.http_url}"
     line = example.replace("weir-50052", pairs.instance)
+    line = line.replace("http://10.0.0.1:8000", pairs.http_url)
+    line = line.replace("http://10.0.0.2:8000", f"grpc://{pairs.grpc_address}")
     command, redirection, target = f"{line} ".partition(" > ")
-    line = f"{command} {appended.format(http=http)}{redirection}{target}"
+    line = f"{command} {appended.format(http=http, grpc=pairs.grpc_address)}{redirection}{target}"
     if example.startswith("weir serve scheduler"):
         serve_for_a_moment(asking, line.replace("nats://127.0.0.1:4222", nats_url_of(pairs)))
     elif example == "weir profile --live":

@@ -86,7 +86,7 @@ class RequestTimes:
     @property
     def ttft_s(self) -> float | None:
         """None: there is no token yet."""
-        return None if self._first_token_at_s is None else self._first_token_at_s - self._arrived_at_s
+        return None if self.first_token_at_s is None else self.first_token_at_s - self._arrived_at_s
 
     def end(self, ending: RequestEnd, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Once, after everything else."""
