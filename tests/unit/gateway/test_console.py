@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from tests.unit.gateway.metrics.test_neighbours import register, served, worker_at
+from tests.unit.gateway.metrics.test_neighbours import register
+from tests.unit.gateway.metrics.test_page import served, worker_at
 from tests.unit.gateway.test_access import KEY_A
 from tests.unit.gateway.test_recent_requests import GUARDED, OPERATOR
 from tests.unit.gateway.test_tenants_at_the_frontends import bearer, write

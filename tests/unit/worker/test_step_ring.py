@@ -2,7 +2,7 @@
 
 from weir.core.clock import ManualClock
 from weir.core.life import Attempt
-from weir.engine.messages import ChunkComputed, EngineReport, SequenceKey, StepTiming, TokenSampled
+from weir.engine.messages import ChunkComputed, EngineReport, Event, SequenceKey, StepTiming, TokenSampled
 from weir.telemetry.internals import MAX_STEP_SEQUENCES, MAX_STEPS, SequenceShare
 from weir.worker.engine.step_ring import WATCH_S, StepRing
 
@@ -13,7 +13,7 @@ def key(name: str) -> SequenceKey:
 
 def report(step: int, *, num_decoded: int = 1) -> EngineReport:
     """A chunk that ends its prompt, and others that are decoded."""
-    events = (
+    events: tuple[Event, ...] = (
         ChunkComputed(key("prompt"), 0, 30),
         TokenSampled(key("prompt"), 0, 5),
         *(TokenSampled(key(f"decoded-{index}"), 3, 5) for index in range(num_decoded)),
