@@ -13,7 +13,7 @@ from weir_gateway.config import GatewayConfig
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
 from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
 from weir_gateway.output_lengths import load_lengths
-from weir_gateway.requests.models import load_model_of
+from weir_gateway.requests.model_follower import ModelFollower
 
 _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -21,10 +21,12 @@ _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 async def build(context: ServiceContext[GatewayConfig], guard: PortGuard, bodies: BodyBudget) -> GatewayComponent:
     config = context.config
+    models = ModelFollower(config)
     loaders = GatewayLoaders(
         partial(NatsBus.connect, config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S),
-        partial(load_model_of, config),
+        models.load,
         partial(load_lengths, config),
+        models.follow if config.models_file else None,
     )
     process = GatewayProcess(
         context.process_id, context.tracer, bodies, context.request_shutdown, context.admin.figures

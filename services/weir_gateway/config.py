@@ -25,6 +25,9 @@ class GatewayConfig(ServiceConfig):
     listen: str = setting("127.0.0.1:50051", "Address of the gRPC server: HOST:PORT (port 0: any free one).")
     http_host: str = setting("127.0.0.1", "Address that the HTTP server listens on.")
     http_port: int = setting(8000, "Port of the HTTP server; 0: any free one.")
+    models_file: str = setting(
+        "", "TOML file of [models.NAME] tables, followed while it changes: serve these. Empty: the setting model."
+    )
     max_requests: int = setting(1024, "Requests in flight at most; more are refused with a hint to try again.")
     max_idle_connections: int = setting(
         8192, "Connections of each port on which nothing is asked; over it HTTP closes the longest idle, gRPC refuses."

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ from weir_gateway.metrics.metrics_page import MetricsPage, VllmMetrics
 from weir_gateway.metrics.neighbours import NeighbourWatch
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.recent.store import RecentRequests, RecentSettings
+from weir_gateway.requests.model_follower import open_requests
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
 from weir_gateway.workers.connection import ConnectionSettings
@@ -137,8 +138,10 @@ class GatewayLoaders:
     """What the gateway needs at its start. The two that load block, and are called in a thread."""
 
     connect: Callable[[], Awaitable[Bus]]
-    load_model: Callable[[], ServedModel]
+    load_models: Callable[[], Sequence[ServedModel]]
     load_lengths: Callable[[], OutputLengths] = OutputLengths
+    follow_models: Callable[[ModelDirectory], Coroutine[Any, Any, None]] | None = None
+    """Runs as long as the gateway; None: it serves the same models all the time."""
 
 
 class Gateway:
@@ -149,7 +152,7 @@ class Gateway:
         process: GatewayProcess,
         settings: GatewaySettings,
         bus: Bus,
-        model: ServedModel,
+        models: Sequence[ServedModel],
         lengths: OutputLengths,
     ) -> None:
         clock = process.clock
@@ -176,21 +179,23 @@ class Gateway:
         self._inbox = SchedulerInbox(self._port, self._driver.requests, report_interval_s=settings.report_interval_s)
         self._key_store = KeyStore(bus, self._endpoint, self._subjects)
         self._keys = KeyedRequests(self._gateway_id, self._key_store, settings.keys)
-        models, spans = (
-            ModelDirectory([model], self._decode_workers.longest_context),
+        directory, spans = (
+            ModelDirectory(models, self._decode_workers.longest_context),
             RequestSpans(process.tracer, clock, RecentRequests(process.gateway_id, settings.recent, clock)),
         )
         self._audit = (
             None if settings.audit is None else AuditWriter(bus, self._subjects, self._gateway_id, settings.audit)
         )
-        self.processor = InputProcessor(models, self._entry, settings.limits, lengths, self._driver, self._keys, spans)
+        self.processor = InputProcessor(
+            directory, self._entry, settings.limits, lengths, self._driver, self._keys, spans
+        )
         self.processor.audit = self._audit
         self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
         self._frontend = HttpFrontend(
             self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._port.quotas
         )
         self._neighbours = NeighbourWatch(bus, self._subjects, clock)
-        vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, models)
+        vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, directory)
         page = MetricsPage(
             process.figures or self._figures, self._neighbours, vllm_metrics if settings.has_vllm_metrics else None
         )
@@ -221,6 +226,10 @@ class Gateway:
             logger.warning("no rules of access after %g s: nobody is let in until they come", wait_s)
         self._is_ready = True
         await self._http.start()
+
+    def follow_models(self, follow: Callable[[ModelDirectory], Coroutine[Any, Any, None]]) -> None:
+        """`follow` changes which models there are, until the gateway stops."""
+        self._spawn(follow(self.processor.models), "follow the models")
 
     async def drain(self, deadline_s: float) -> None:
         """Takes no new request, and waits for those that run."""
@@ -270,6 +279,7 @@ class Gateway:
             **(self._responses.metrics() if self._responses is not None else {}),
             **(self._audit.metrics() if self._audit is not None else {}),
             **self._http.metrics(),
+            **open_requests(self.processor.models, self._open_models()),
             **self.processor.spans.recent.metrics(),
             "console_watchers": float(self._feed.num_watchers),
             "registry_malformed_total": float(self._decode_workers.num_malformed),
@@ -277,6 +287,10 @@ class Gateway:
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
         }
         return Description(metrics, self._check_integrity, histograms=self.processor.figures.histograms())
+
+    def _open_models(self) -> Iterator[str]:
+        """Of each request that has not ended."""
+        return (one.checked.model.name for one in self._driver.requests.values() if not one.phase.is_terminal)
 
     def _check_integrity(self) -> list[str]:
         parts = (self.processor, self._driver, self._keys, self.processor.spans.recent)
@@ -305,14 +319,16 @@ class GatewayComponent:
 
     async def start(self) -> None:
         """Raises Unavailable without a bus or a free HTTP port, ModelError without the model's files."""
-        model = await asyncio.to_thread(self._loaders.load_model)
+        models = await asyncio.to_thread(self._loaders.load_models)
         lengths = await asyncio.to_thread(self._loaders.load_lengths)
         try:
             bus = await self._loaders.connect()
         except BusError as error:
             await asyncio.to_thread(lengths.close)
             raise Unavailable(str(error)) from error
-        self._gateway = Gateway(self._process, self._settings, bus, model, lengths)
+        self._gateway = Gateway(self._process, self._settings, bus, models, lengths)
+        if self._loaders.follow_models is not None:
+            self._gateway.follow_models(self._loaders.follow_models)
         await self._gateway.start()
 
     async def drain(self, deadline_s: float) -> None:

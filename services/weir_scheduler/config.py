@@ -6,7 +6,7 @@ from typing import Literal
 from weir.core.fields import check_range
 from weir.policy.registry import PolicySpec
 from weir.runtime.config import ServiceConfig, setting
-from weir.scheduling.limits import MAX_COUNT, CoreLimits, PlacingLimits, parse_lane
+from weir.scheduling.limits import MAX_COUNT, CoreLimits, PlacingLimits, parse_lane, parse_lane_group
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,9 @@ class SchedulerConfig(ServiceConfig):
     lanes: tuple[str, ...] = setting(
         ("interactive:4000:60", "standard:8000:120", "batch:16000:600"),
         "Lanes, most urgent first, each NAME:MAX_QUEUED:MAX_WAIT_S.",
+    )
+    lane_groups: tuple[str, ...] = setting(
+        (), "Worker groups of lanes that name none in the limits, each LANE=GROUP. What a lane names goes over it."
     )
     default_lane: str = setting("standard", "Lane of requests that name none.")
     max_prefills_per_worker: int = setting(8, "Prompts given to a prefill worker before it has prefilled them.")
@@ -64,6 +67,7 @@ class SchedulerConfig(ServiceConfig):
         return CoreLimits(
             lanes=tuple(parse_lane(text) for text in self.lanes),
             default_lane=self.default_lane,
+            lane_groups=tuple(parse_lane_group(text) for text in self.lane_groups),
             max_prefills=self.max_prefills_per_worker,
             max_prefill_tokens=self.max_prefill_tokens_per_worker,
             page_overcommit=self.page_overcommit,

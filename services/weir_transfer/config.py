@@ -15,6 +15,7 @@ from weir.runtime.config import ServiceConfig, setting
 from weir_transfer.messages import ArenaSettings
 
 _UNIX = "unix:"
+_MAX_MODELS = 64
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class TransferConfig(ServiceConfig):
     max_context_tokens: int = setting(0, "Longest sequence; workers keep to it. 0: the model's context, or what fits.")
     model_digest: str = setting("", "Digest that workers must show. Empty: the model's.")
     workers_on_machine: int = setting(2, "Workers beside which the arena has to fit, where arena_bytes is 0.")
+    models_on_machine: int = setting(
+        1, "Models that share this machine's memory, each with an arena and workers, where arena_bytes is 0."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +68,7 @@ class TransferConfig(ServiceConfig):
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         check_range(self, "workers_on_machine", 1, MAX_LEASES)
+        check_range(self, "models_on_machine", 1, _MAX_MODELS)
         explicit = (self.page_bytes > 0, bool(self.model_digest))
         if any(explicit) and not (all(explicit) and self.max_context_tokens):
             raise ValueError("page_bytes and model_digest: give both, and max_context_tokens with them, or neither")
@@ -75,12 +80,12 @@ class TransferConfig(ServiceConfig):
 
     @property
     def segment_path(self) -> Path:
-        return segment_path(self.instance, self.segment_dir)
+        return segment_path(self.instance, self.segment_dir, self.index)
 
     @property
     def memory_socket_path(self) -> Path:
         """Where page memory on a device is handed out."""
-        return self.instance_dir / "pages.sock"
+        return self.weights_socket_path.with_name("pages.sock")
 
     @property
     def weights_socket_path(self) -> Path:

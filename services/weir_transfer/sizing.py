@@ -67,7 +67,7 @@ def size_arena(
     if kept is not None:
         return ArenaSize(kept, _text(kept, shape, is_size_asked=False))
     if config.device == "cuda":
-        arena_bytes = _gpu_arena_bytes(config, shape, (ask_gpu or _gpu_bytes)())
+        arena_bytes = _gpu_arena_bytes(config, shape, (ask_gpu or _gpu_bytes)() // config.models_on_machine)
     else:
         free = look(config) if look is not None else look_at_machine(config, complete.model_digest)
         arena_bytes = arena_bytes_for(shape, free, is_context_asked=is_context_asked)
@@ -75,7 +75,8 @@ def size_arena(
 
 
 def look_at_machine(config: TransferConfig, digest: str) -> FreeMemory:
-    """What is free for pages in the memory of this host, beside the workers that will start there.
+    """What is free for pages in the memory of this host, beside the workers that will start there; of several models
+    each has an equal part.
 
     `digest`: of the model that they will load.
     """
@@ -88,7 +89,8 @@ def look_at_machine(config: TransferConfig, digest: str) -> FreeMemory:
         taken_bytes = stack_bytes(
             model, arithmetic, config.device, config.workers_on_machine, packs_floats=packs_floats
         )
-    return FreeMemory(available_bytes() - taken_bytes, free_disk_bytes(config.segment_dir))
+    share = config.models_on_machine
+    return FreeMemory(available_bytes() // share - taken_bytes, free_disk_bytes(config.segment_dir) // share)
 
 
 def _is_packed(source: ModelSource, digest: str) -> bool:

@@ -89,6 +89,8 @@ ON_STACK: Mapping[str, str] = {
     "weir policy set ltr": "",
     "weir policy set srtf:max_age=0.5": "",
     "weir serve scheduler --nats-url nats://127.0.0.1:4222": "",
+    "weir models add fast --model smollm2-135m --precision int8 --arena-bytes 256MiB --alias small": "",
+    "weir models remove fast --grace-s 60": "",
     "weir drain decode-1 --wait": "",
     "weir drain decode-1 --undo": "",
     "weir role decode-1 prefill --wait": "",

@@ -20,6 +20,7 @@ from tests.guard.test_layers import FLOORS
 
 from weir.policy.registry import PolicySpec
 from weir.runtime.config import ROLES, ServiceConfig, resolve_config
+from weir.runtime.stack.models import StackModel, models_from_document
 from weir.runtime.stack.plan import StackConfig
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
@@ -210,9 +211,11 @@ def test_every_toml_file_that_is_shown_would_be_taken(block: Block, tmp_path: Pa
     (file,) = re.findall(r"\A# (\S+)", block.text)
     if file == "limits.toml":
         assert parse_limits(block.text, CoreLimits()) != CoreLimits()
-    elif file == "weir.toml":
+    elif file in ("weir.toml", "stack.toml"):
         path = tmp_path / file
         path.write_text(block.text)
+        has_tables = "models" in tomllib.loads(block.text)
+        assert bool(models_from_document(tomllib.loads(block.text), StackModel(), file).groups) == has_tables
         of_services = {entry.name for role in ROLES for entry in fields(service_config(role))}
         resolve_config(StackConfig, "up", flags={}, environ={}, toml_path=path, ignored=of_services)
         for role in ROLES:

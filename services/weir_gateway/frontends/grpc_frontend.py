@@ -107,7 +107,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._caller_of(context)
         models = [
             inference_pb2.Model(
-                name=model.name, max_context_tokens=model.max_context_tokens, vocab_size=model.vocab_size
+                name=model.name,
+                max_context_tokens=model.max_context_tokens,
+                vocab_size=model.vocab_size,
+                aliases=model.aliases,
             )
             for model in self._processor().models.list_models()
         ]

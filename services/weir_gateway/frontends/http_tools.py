@@ -46,13 +46,18 @@ class HttpTools:
 
     async def models(self, request: Request, caller: Caller) -> Response:
         del request, caller
-        return JSONResponse({"object": "list", "data": list(map(_model_json, self._processor.models.list_models()))})
+        data = [
+            _model_json(model, name)
+            for model in self._processor.models.list_models()
+            for name in (model.name, *model.aliases)
+        ]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request, caller: Caller) -> Response:
         name = request.path_params["model"]
         if not name:  # /v1/models/
             return await self.models(request, caller)
-        return JSONResponse(_model_json(self._processor.models.find(name, "model")))
+        return JSONResponse(_model_json(self._processor.models.find(name, "model"), name))
 
     async def tokenize(self, request: Request, caller: Caller) -> Response:
         tokenization = self._processor.tokenization
@@ -70,9 +75,10 @@ class HttpTools:
         return Response(content, media_type=_JSON)
 
 
-def _model_json(model: ServedModel) -> dict[str, Any]:
+def _model_json(model: ServedModel, name: str) -> dict[str, Any]:
+    """`name`: the model's, or an alias."""
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "weir",

@@ -63,6 +63,8 @@ class ServedModel:
     chat_template: ChatRenderer
     digest: str = ""
     """Of the weights as the workers compute with them; empty: not known."""
+    aliases: tuple[str, ...] = ()
+    """Further names for it."""
 
     @property
     def fingerprint(self) -> str:
@@ -77,8 +79,16 @@ class ModelDirectory:
     def __init__(
         self, models: Sequence[ServedModel], context_of: Callable[[str], int | None] = lambda name: None
     ) -> None:
-        self._models = {model.name: model for model in models}
+        self._models: dict[str, ServedModel] = {}
+        self._names: dict[str, str] = {}
+        """alias -> the model's name."""
         self._context_of = context_of
+        self.replace_all(models)
+
+    def replace_all(self, models: Sequence[ServedModel]) -> None:
+        """Requests that run keep the model that they found."""
+        self._models = {model.name: model for model in models}
+        self._names = {alias: model.name for model in models for alias in model.aliases}
 
     def list_models(self) -> list[ServedModel]:
         return [self._within_workers(model) for model in self._models.values()]
@@ -87,11 +97,15 @@ class ModelDirectory:
         """Empty: the only model served. Raises NotFound, naming `field`."""
         if not name and len(self._models) == 1:
             return self._within_workers(next(iter(self._models.values())))
-        model = self._models.get(name)
+        model = self._models.get(self._names.get(name, name))
         if model is None:
             shown = repr(name[:100]) if name else "no name"
-            raise NotFound(field, f"{field}: {shown} is not served here; one of {', '.join(self._models)} is")
+            raise NotFound(field, f"{field}: {shown} is not served here; {self._served()}")
         return self._within_workers(model)
+
+    def _served(self) -> str:
+        names = [*self._models, *self._names]
+        return f"one of {', '.join(names)} is" if names else "no model is"
 
     def _within_workers(self, model: ServedModel) -> ServedModel:
         longest = self._context_of(model.name)
@@ -107,9 +121,12 @@ def load_served_model(
     digest_device: Device = "cpu",
     *,
     is_exact: bool = False,
+    served_name: str = "",
+    aliases: tuple[str, ...] = (),
 ) -> ServedModel:
     """Reads headers, tokenizer and chat template from the model's files; and all of its weights, once, for the digest
-    in the workers' precision on their device, exact or not (None: no digest). Blocks.
+    in the workers' precision on their device, exact or not (None: no digest). `served_name`: what requests call it;
+    empty: what its files are called. Blocks.
 
     Raises:
         ModelError: no such model, files that cannot be served, or `max_context_tokens` above the model's (0: its own).
@@ -117,12 +134,13 @@ def load_served_model(
     source = resolve_model(name_or_path)
     config = load_model_config(source)
     return ServedModel(
-        name=source.name,
+        name=served_name or source.name,
         max_context_tokens=config.context_within(max_context_tokens),
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
         tokenizer=load_tokenizer(source),
         chat_template=load_chat_template(source),
+        aliases=aliases,
         digest=""
         if digest_precision is None
         else model_digest(source, digest_precision, digest_device, exact=is_exact),
@@ -133,5 +151,10 @@ def load_model_of(config: GatewayConfig) -> ServedModel:
     """The model that a gateway serves, with the digest of its workers; without one, where it sends no prefix hints."""
     digest_precision = config.precision if config.prefix_hints else None
     return load_served_model(
-        config.model_reference, config.max_context_tokens, digest_precision, config.device, is_exact=config.exact
+        config.model_reference,
+        config.max_context_tokens,
+        digest_precision,
+        config.device,
+        is_exact=config.exact,
+        served_name=config.served_model_name,
     )

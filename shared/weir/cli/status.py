@@ -99,6 +99,7 @@ def _print_process(process: ProcessReport, width: int) -> None:
     stdout.print(
         f"{process.pid or '':>8}{process.num_restarts:>10}{process.uptime_s:>7.0f} s  {process.address:<{width}}  "
         + _role(process)
+        + (f"model={process.model} " if process.model else "")
         + _metrics(process.role, process.metrics),
         markup=False,
         soft_wrap=True,

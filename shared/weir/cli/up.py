@@ -18,17 +18,17 @@ import typer
 
 from weir.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, options
 from weir.cli.console import error_line, fail, need_extra, stderr, stdout
-from weir.cli.pull import pull_with_progress
 from weir.cli.scheduling import read_limits_file
+from weir.cli.stack_models import need_memory, need_model, read_stack_models
 from weir.core.credentials import masked_url
 from weir.core.errors import WeirError
 from weir.model.device_check import check_device
 from weir.model.errors import ModelError
-from weir.model.files.catalog import CATALOG
-from weir.model.files.source import pinned, resolve_model, try_hub_reference
+from weir.model.files.source import resolve_model
 from weir.runtime.config import ConfigError, ServiceConfig, default_runtime_dir, flag_words, resolve_config
 from weir.runtime.stack.instances import choose_instance, end_instance, run_stack
 from weir.runtime.stack.leftovers import Removed
+from weir.runtime.stack.models import StackModel, StackModels
 from weir.runtime.stack.plan import StackConfig
 from weir.runtime.stack.state import StackState, try_read_state
 from weir.runtime.stack.supervised import rotate
@@ -95,16 +95,19 @@ def up(
     given = {name: value for name, value in locals().items() if name in _stack_fields() and value is not None}
     stack = _resolve(given, config)
     environ = dict(os.environ) if config is None else {**os.environ, "WEIR_CONFIG": str(config.absolute())}
+    models = read_stack_models(stack, _config_file(config))
     need_extra("worker", "weir up")
-    _need_rules(stack)
+    _need_rules(stack, models)
     _need_nats(stack.nats)
     _need_device(stack)
-    stack = _need_model(stack)
-    _need_exact(stack)
+    need_memory(stack, models.models)
+    models = replace(models, models=tuple(need_model(one) for one in models.models))
+    for one in models.models:
+        _need_exact(stack, one)
     try:
         if detach:
             raise typer.Exit(_start_detached(stack, environ))
-        was_ready = asyncio.run(run_stack(stack, _ConsoleReporter(stack.instance_name), environ))
+        was_ready = asyncio.run(run_stack(stack, _ConsoleReporter(stack.instance_name), environ, models))
     except (WeirError, OSError) as error:
         fail(error_line(error) if isinstance(error, WeirError) else str(error))
     if not was_ready:
@@ -151,25 +154,33 @@ def _stack_fields() -> frozenset[str]:
 
 
 def _resolve(given: Mapping[str, Any], config: Path | None) -> StackConfig:
-    named = config or (Path(os.environ["WEIR_CONFIG"]) if os.environ.get("WEIR_CONFIG") else None)
+    ignored = _SERVICE_KEYS - _stack_fields()
     try:
         return resolve_config(
-            StackConfig, "up", flags=given, environ=os.environ, toml_path=named, ignored=_SERVICE_KEYS - _stack_fields()
+            StackConfig, "up", flags=given, environ=os.environ, toml_path=_config_file(config), ignored=ignored
         )
     except ConfigError as error:
         fail(error.message, code=EXIT_USAGE)
 
 
-def _need_rules(stack: StackConfig) -> None:
+def _config_file(config: Path | None) -> Path | None:
+    return config or (Path(os.environ["WEIR_CONFIG"]) if os.environ.get("WEIR_CONFIG") else None)
+
+
+def _need_rules(stack: StackConfig, models: StackModels) -> None:
     """Policy and limits. Checked here: a scheduler that does not start shows that after seconds, in many lines."""
     from weir.policy.registry import PolicySpec
+    from weir.scheduling.limits import CoreLimits
 
     try:
         PolicySpec.parse(stack.policy)
     except ValueError as error:
         fail(f"--policy: {error}", code=EXIT_USAGE)
-    if stack.limits_file:
-        read_limits_file(Path(stack.limits_file))
+    limits = read_limits_file(Path(stack.limits_file)) if stack.limits_file else CoreLimits()
+    try:
+        models.check_lanes({lane.name: lane.worker_group for lane in limits.lanes})
+    except ValueError as error:
+        fail(str(error), code=EXIT_USAGE)
 
 
 def _need_nats(url: str) -> None:
@@ -193,43 +204,19 @@ def _need_device(stack: StackConfig) -> None:
         fail(error_line(error))
 
 
-def _need_model(stack: StackConfig) -> StackConfig:
-    """Pulls a model of the catalog or the hub that is not there yet; others must be there already.
-
-    Of a branch of the hub every process gets the commit that is there now, also one that is started again later.
-    """
-    name = stack.model_reference
-    try:
-        if not _is_pulled(name) and (name in CATALOG or try_hub_reference(name) is not None):
-            stderr.print(f"model {name} is not here yet: getting it", markup=False, soft_wrap=True)
-            pull_with_progress(name)
-        resolve_model(name)
-        return stack if stack.load == "dummy" else replace(stack, model=pinned(name))
-    except ModelError as error:
-        fail(f"--model: {error}")
-
-
-def _need_exact(stack: StackConfig) -> None:
+def _need_exact(stack: StackConfig, model: StackModel) -> None:
     """Refuses a model that runs in fp32 on this CPU; says where the setting changes nothing."""
-    if not stack.exact or stack.device != "cpu":
+    if not model.exact or stack.device != "cpu":
         return
     from weir.model.files.config import load_model_config
     from weir.model.precision import choose_arithmetic
 
     try:
-        model = load_model_config(resolve_model(stack.model_reference))
-        arithmetic = choose_arithmetic(stack.precision, model, stack.device, exact=stack.exact)
+        files = load_model_config(resolve_model(model.reference))
+        arithmetic = choose_arithmetic(model.precision, files, stack.device, exact=model.exact)
     except ModelError as error:
         fail(str(error))
     stderr.print(f"--exact changes nothing: {arithmetic} on a CPU is exact in any case", markup=False)
-
-
-def _is_pulled(name: str) -> bool:
-    try:
-        resolve_model(name)
-    except ModelError:
-        return False
-    return True
 
 
 def _start_detached(stack: StackConfig, environ: Mapping[str, str]) -> int:

@@ -143,9 +143,9 @@ async def _restart(paths: InstancePaths, names: Sequence[str], grace_s: float, t
         await asyncio.to_thread(_drain_at, paths, address, grace_s)
 
     rolling = RollingRestart(paths, reporter, drain_worker, _find_leader, timeout_s)
-    from weir.kv.arena.segment import segment_path
+    from weir.kv.arena.segment import segment_paths
 
-    await rolling.run(names, segment_path(paths.folder.name))
+    await rolling.run(names, segment_paths(paths.folder.name))
     stderr.print(f"restarted: {reporter.num_processes} processes", markup=False)
 
 

@@ -68,10 +68,12 @@ class ModelInfo:
     name: str
     max_context_tokens: int
     vocab_size: int
+    aliases: tuple[str, ...] = ()
+    """Further names for it."""
 
     @classmethod
     def from_pb(cls, model: inference_pb2.Model) -> "ModelInfo":
-        return cls(model.name, model.max_context_tokens, model.vocab_size)
+        return cls(model.name, model.max_context_tokens, model.vocab_size, tuple(model.aliases))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ from weir.core.ports import LOOPBACK
 from weir.model.files.source import DUMMY_PREFIX
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
+STACK_TABLES = ("models", "groups")
+"""Of the TOML file, which `weir.runtime.stack.models` reads: they say which processes a stack has."""
 
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _ENVIRONMENT_PREFIX = "WEIR_"
@@ -76,6 +78,7 @@ class ServiceConfig:
     model: str = setting("smollm2-135m", MODEL_HELP)
     load: Literal["files", "dummy"] = setting("files", LOAD_HELP)
     model_shape: str = setting("", MODEL_SHAPE_HELP)
+    served_model_name: str = setting("", "What requests call the model. Empty: what its files are called.")
     device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
     precision: Precision = setting("auto", PRECISION_HELP)
     exact: bool = setting(False, EXACT_HELP)
@@ -303,7 +306,9 @@ def _from_toml(kinds: Mapping[str, Any], path: Path, section: str, ignored: Coll
         document = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"config file {path}: {error}") from error
-    tables = {name: document.pop(name) for name in (*ROLES, "up") if isinstance(document.get(name), dict)}
+    tables = {
+        name: document.pop(name) for name in (*ROLES, "up", *STACK_TABLES) if isinstance(document.get(name), dict)
+    }
     document = {key: value for key, value in document.items() if key not in ignored}
     given: dict[str, _Given] = {}
     for table, prefix in ((document, ""), (tables.get(section, {}), f"[{section}] ")):

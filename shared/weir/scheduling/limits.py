@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from weir.bus.subjects import WORKER_TTL_S
@@ -237,6 +237,8 @@ class CoreLimits:
     max_tombstones: int = 65_536
     tombstone_ttl_s: float = 60.0
     max_models: int = 1024
+    lane_groups: tuple[tuple[str, str], ...] = ()
+    """(lane, worker group) of lanes that name none themselves: of whoever has started the workers."""
     lanes_by_name: Mapping[str, LaneLimits] = field(init=False)
     tenants_by_name: Mapping[str, TenantLimits] = field(init=False)
     """The default one too."""
@@ -244,6 +246,7 @@ class CoreLimits:
 
     def __post_init__(self) -> None:
         self._check_lanes()
+        self._give_groups()
         self._check_tenants()
         self._check_workers()
         for name, low, high in (
@@ -294,6 +297,14 @@ class CoreLimits:
             if total > 1 + 1e-9:
                 raise ValueError(f"{name}: lanes have {total:g} in all, must be at most 1")
 
+    def _give_groups(self) -> None:
+        groups, known = dict(self.lane_groups), [lane.name for lane in self.lanes]
+        for name, group in groups.items():
+            if name not in known:
+                raise ValueError(f"lane_groups {name}={group}: there is no such lane, only {', '.join(known)}")
+        lanes = (replace(lane, worker_group=lane.worker_group or groups.get(lane.name, "")) for lane in self.lanes)
+        object.__setattr__(self, "lanes", tuple(lanes))
+
     def _check_workers(self) -> None:
         names = [one.name for one in self.workers]
         if len(set(names)) != len(names) or len(names) > _MAX_WORKERS:
@@ -320,6 +331,14 @@ class CoreLimits:
             for lane in tenant.lanes:
                 if lane not in known:
                     raise ValueError(f"tenant {tenant.name}: lanes {lane!r}, is none of {', '.join(sorted(known))}")
+
+
+def parse_lane_group(text: str) -> tuple[str, str]:
+    """LANE=GROUP. Raises ValueError."""
+    lane, sign, group = text.partition("=")
+    if not sign or not group or not _LANE_NAME.fullmatch(lane) or not _GROUP_NAME.fullmatch(group):
+        raise ValueError(f"lane_groups {text!r}: must be LANE=GROUP, such as interactive=fast")
+    return lane, group
 
 
 def parse_lane(text: str) -> LaneLimits:

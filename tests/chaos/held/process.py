@@ -143,7 +143,9 @@ def _run_gateway() -> int:
             return await NatsBus.connect(config.nats_url, name=context.process_id)
 
         process = GatewayProcess(context.process_id, context.tracer, bodies, context.request_shutdown)
-        component = GatewayComponent(process, GatewaySettings.of(config), GatewayLoaders(connect, byte_model))
+        component = GatewayComponent(
+            process, GatewaySettings.of(config), GatewayLoaders(connect, lambda: [byte_model()])
+        )
         servicer = InferenceServicer(lambda: component.gateway.processor)
         guard.guard(_GATEWAY_SERVICE, servicer.identify)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, context.grpc_server)

@@ -44,7 +44,7 @@ def make_component(
 
     tracer, bodies = NoOpTracerProvider().get_tracer("test"), BodyBudget(config.max_bodies_bytes)
     process = GatewayProcess("gateway-0-00000000", tracer, bodies, request_shutdown)
-    return GatewayComponent(process, GatewaySettings.of(config), GatewayLoaders(connect, load_model))
+    return GatewayComponent(process, GatewaySettings.of(config), GatewayLoaders(connect, lambda: [load_model()]))
 
 
 @asynccontextmanager

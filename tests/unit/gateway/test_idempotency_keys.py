@@ -117,7 +117,7 @@ async def another_gateway(world: World) -> AsyncIterator[str]:
     bodies = BodyBudget(1 << 24)
     tracer = NoOpTracerProvider().get_tracer("test")
     process = GatewayProcess("gateway-1-11111111", tracer, bodies, lambda _: None)
-    gateway = Gateway(process, FAST, world.hub.connect(), byte_model(world.tokenizer), OutputLengths())
+    gateway = Gateway(process, FAST, world.hub.connect(), [byte_model(world.tokenizer)], OutputLengths())
     await gateway.start()
     try:
         yield f"http://127.0.0.1:{gateway.http_port}"

@@ -114,7 +114,7 @@ async def open_world(
         model = byte_model(tokenizer, max_context=max_context)
         streams = replace(settings.http.streams, send_timeout_s=send_timeout_s)
         settings = replace(settings, http=replace(settings.http, streams=streams))
-        gateway = Gateway(process, settings, buses[1], model, lengths or OutputLengths())
+        gateway = Gateway(process, settings, buses[1], [model], lengths or OutputLengths())
         servicer = InferenceServicer(lambda: gateway.processor, send_timeout_s=send_timeout_s)
         address = await stack.enter_async_context(_served(servicer, process, port_limits))
         await stack.enter_async_context(_running(gateway))

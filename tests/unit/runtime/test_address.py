@@ -114,7 +114,7 @@ async def test_a_file_that_is_no_socket_is_not_replaced(folder: Path, server: gr
 async def test_what_a_killed_process_had_not_published_is_cleaned_away(folder: Path, server: grpc.aio.Server) -> None:
     paths = InstancePaths(folder / "i")
     paths.make()
-    bind(server, f"unix:{paths.arena_socket}")
+    bind(server, f"unix:{paths.arena_socket()}")
     assert len(names_in(paths.folder)) == 3
     paths.remove_volatile()
     assert names_in(paths.folder) == ["logs"]

@@ -47,7 +47,7 @@ def test_how_many_there_may_be_is_said() -> None:
 def test_each_process_but_nats_has_a_port_for_its_metrics(tmp_path: Path) -> None:
     config = StackConfig(prefill=2, schedulers=2, runtime_dir=tmp_path)
     with ExitStack() as held:
-        ports = hold_metrics_ports(config, held)
+        ports = hold_metrics_ports(num_services(config), held)
         assert len(set(ports)) == num_services(config) == 7
     plan = plan_stack(config, 4222, metrics_ports=ports)
     urls = {spec.name: spec.metrics_url for spec in plan.specs}

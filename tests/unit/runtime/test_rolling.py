@@ -105,7 +105,7 @@ def test_every_process_is_another_one_afterwards_and_each_waited_for_the_one_bef
         driver.wait_phase("ready")
         before = driver.pids()
         restart = RollingRestart(driver.paths, lines, drain, lead, timeout_s=20)
-        asyncio.run(restart.run((), tmp_path / "no segment"))
+        asyncio.run(restart.run((), [tmp_path / "no segment"]))
         after = driver.pids()
         assert driver.state().phase == "ready"
     assert before.keys() == after.keys()
@@ -126,7 +126,7 @@ def test_a_worker_that_cannot_be_drained_is_told_and_restarted_all_the_same(tmp_
     with Driver(tmp_path / "rolls", [FakeProcess("decode-0")]) as driver:
         driver.wait_phase("ready")
         before = driver.pids()
-        asyncio.run(RollingRestart(driver.paths, lines, refuse, lead, timeout_s=20).run((), tmp_path / "none"))
+        asyncio.run(RollingRestart(driver.paths, lines, refuse, lead, timeout_s=20).run((), [tmp_path / "none"]))
         assert driver.pids() != before
     assert lines.lines[1] == "drained decode-0 no scheduler answers"
 
@@ -137,11 +137,11 @@ def test_one_that_does_not_come_back_ends_the_restart_and_the_next_ones_are_not_
         driver.wait_phase("ready")
         before = driver.pids()
         with pytest.raises(RestartFailed, match=r"not ready 0\.5 s after its end: decode-0; see .*decode-0\.log"):
-            asyncio.run(RollingRestart(driver.paths, Lines(), drain, lead, timeout_s=0.5).run((), tmp_path / "none"))
+            asyncio.run(RollingRestart(driver.paths, Lines(), drain, lead, timeout_s=0.5).run((), [tmp_path / "none"]))
         assert driver.pids() == before
 
 
 def test_a_stack_without_a_supervisor_is_not_restarted(tmp_path: Path) -> None:
     paths = InstancePaths(tmp_path / "none")
     with pytest.raises(Unavailable, match="none has no supervisor here"):
-        asyncio.run(RollingRestart(paths, Lines(), drain, lead, timeout_s=1).run((), tmp_path / "none"))
+        asyncio.run(RollingRestart(paths, Lines(), drain, lead, timeout_s=1).run((), [tmp_path / "none"]))

@@ -11,6 +11,7 @@ import mmap
 import os
 import uuid
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ __all__ = [
     "SegmentError",
     "claim_segment",
     "segment_path",
+    "segment_paths",
     "try_find_mismatch",
     "try_read_header",
 ]
@@ -66,9 +68,18 @@ DEFAULT_DIRECTORY = Path("/dev/shm")
 _MIB = 1 << 20
 
 
-def segment_path(instance: str, directory: Path = DEFAULT_DIRECTORY) -> Path:
-    """Where the segment of an instance lies."""
-    return directory / f"weir-{instance}-arena"
+def segment_path(instance: str, directory: Path = DEFAULT_DIRECTORY, index: int = 0) -> Path:
+    """Where a segment of an instance lies; a host has one a model. `index`: of its transfer service."""
+    return directory / f"weir-{instance}-arena{f'-{index}' if index else ''}"
+
+
+def segment_paths(instance: str, directory: Path = DEFAULT_DIRECTORY) -> tuple[Path, ...]:
+    """All segments of an instance that are there."""
+    first = segment_path(instance, directory)
+    further = (
+        path for path in directory.glob(f"{escape(first.name)}-*") if path.name[len(first.name) + 1 :].isdecimal()
+    )
+    return tuple(sorted(path for path in (first, *further) if path.is_symlink() or path.exists()))
 
 
 class Segment:

@@ -5,8 +5,9 @@ import signal
 import socket
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from weir.bus.server import NatsServerMissing
@@ -16,9 +17,20 @@ from weir.core.ports import LOOPBACK, NoFreePort, free_port, hold_port, server_p
 from weir.core.process import ProcessIdentity
 from weir.runtime.config import check_instance
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
+from weir.runtime.stack.control import serve_control
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
+from weir.runtime.stack.model_changes import ModelChanges, write_models
+from weir.runtime.stack.models import StackModels
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths, find_instances
-from weir.runtime.stack.plan import GatewayPorts, StackConfig, StackPlan, default_instance, num_services, plan_stack
+from weir.runtime.stack.plan import (
+    GatewayPorts,
+    StackConfig,
+    StackPlan,
+    default_instance,
+    nats_url_of,
+    num_services,
+    plan_stack,
+)
 from weir.runtime.stack.processes import all_tagged, find_tagged, is_running, send_signal
 from weir.runtime.stack.state import try_read_state
 from weir.runtime.stack.supervised import StartPolicy
@@ -51,32 +63,48 @@ class Ended:
         return self.was_supervised or bool(self.leftovers)
 
 
-async def run_stack(config: StackConfig, reporter: Reporter, environ: Mapping[str, str]) -> bool:
-    """`weir up` from first to last; False if it was broken off before the stack was ready.
+async def run_stack(
+    config: StackConfig, reporter: Reporter, environ: Mapping[str, str], models: StackModels | None = None
+) -> bool:
+    """`weir up` from first to last; False if it was broken off before the stack was ready. `models`: None: the one that
+    `config` names.
 
     Raises WeirError: what is in the way, or which process failed.
 
     Leftovers of a supervisor that was killed go first; then ports are checked, and held, so that no outgoing connection
     is given one before its server starts, or starts again; only then anything starts.
     """
-    shortage = find_shortage(raise_descriptor_limit(), _NUM_OWN_DESCRIPTORS + config.prefill + config.decode)
+    stack_models = models or StackModels((config.default_model,))
+    shortage = find_shortage(raise_descriptor_limit(), _NUM_OWN_DESCRIPTORS + stack_models.num_all_workers)
     if shortage is not None:
         reporter.warn(shortage)
 
     def make_plan() -> StackPlan:
         held.enter_context(_hold_port(config.host, config.grpc_port, "--grpc-port"))
         held.enter_context(_hold_port(config.host, config.http_port, "--http-port"))
-        nats_port = 0 if config.nats else held.enter_context(hold_nats_port(config)).getsockname()[1]
         try:
-            gateways = more_gateways(config, nats_port, held)
-            plan = plan_stack(config, nats_port, gateways, hold_metrics_ports(config, held))
+            gateways = more_gateways(config, nats_port(), held)
+            ports = hold_metrics_ports(num_services(config, stack_models), held)
+            plan = plan_stack(config, nats_port(), gateways, ports, stack_models)
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
         config.paths.make_admin_key()
+        for index in range(1, len(stack_models.models)):
+            config.paths.make_arena_folder(index)
+        write_models(config.paths.models_file, stack_models.models)
         return plan
 
+    @cache
+    def nats_port() -> int:
+        return 0 if config.nats else int(held.enter_context(hold_nats_port(config)).getsockname()[1])
+
+    def serve_changes(supervisor: Supervisor) -> AbstractAsyncContextManager[None]:
+        url = nats_url_of(config, nats_port())
+        changes = ModelChanges(config, stack_models, url, supervisor, hold_metrics_ports)
+        return serve_control(config.paths.control_socket, changes)
+
     with ExitStack() as held:
-        return await run_planned(config.paths, make_plan, reporter, environ)
+        return await run_planned(config.paths, make_plan, reporter, environ, beside=serve_changes)
 
 
 async def run_planned(
@@ -85,8 +113,10 @@ async def run_planned(
     reporter: Reporter,
     environ: Mapping[str, str],
     policy: StartPolicy | None = None,
+    beside: "Callable[[Supervisor], AbstractAsyncContextManager[None]] | None" = None,
 ) -> bool:
-    """Holds the instance, removes what is left of an earlier run, and only then makes the plan and runs it.
+    """Holds the instance, removes what is left of an earlier run, and only then makes the plan and runs it, and
+    `beside` it what looks after the supervisor's processes.
 
     Raises InstanceBusy, also where the folder of a stack that runs was deleted, and its lock with it.
     """
@@ -100,7 +130,9 @@ async def run_planned(
         paths.name_supervisor()
         reporter.found_leftovers(await remove_leftovers(paths))
         paths.make()
-        return await Supervisor(make_plan(), reporter, environ, policy).run()
+        made = Supervisor(make_plan(), reporter, environ, policy)
+        async with beside(made) if beside is not None else nullcontext():
+            return await made.run()
 
 
 async def end_instance(paths: InstancePaths, *, timeout_s: float | None = None) -> Ended:
@@ -210,11 +242,11 @@ def more_gateways(config: StackConfig, nats_port: int, held: ExitStack) -> list[
     return [GatewayPorts(next_free(config.grpc_port), next_free(config.http_port)) for _ in range(1, config.gateways)]
 
 
-def hold_metrics_ports(config: StackConfig, held: ExitStack) -> list[int]:
-    """A port of the loopback interface for each process but NATS, kept by `held` from now on. Raises PortBusy."""
+def hold_metrics_ports(number: int, held: ExitStack) -> list[int]:
+    """So many ports of the loopback interface, kept by `held` from now on. Raises PortBusy."""
     ports: list[int] = []
     try:
-        while len(ports) < num_services(config):
+        while len(ports) < number:
             port = free_port()
             with suppress(OSError):  # somebody else took it meanwhile
                 held.enter_context(hold_port(LOOPBACK, port))

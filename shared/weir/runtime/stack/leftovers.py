@@ -40,21 +40,18 @@ async def remove_leftovers(
     supervisor can be killed between starting a process and writing it down.
     """
     # late, as it loads numpy, and `weir --help` this module
-    from weir.kv.arena.segment import segment_path  # noqa: PLC0415
+    from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_paths  # noqa: PLC0415
     from weir.kv.arena.segment_file import try_remove_unused  # noqa: PLC0415
 
     pids = await _end(find_leftover_processes(paths), term_s)
     name = paths.folder.name
-    segment = segment_path(name) if segment_dir is None else segment_path(name, segment_dir)
-    files = [path for path in (segment, paths.arena_socket, paths.state_file) if _is_own(path)]
-    in_use: tuple[Path, ...] = ()
+    segments = segment_paths(name, segment_dir or DEFAULT_DIRECTORY)
+    files = [path for path in (*segments, paths.arena_socket(), paths.state_file) if _is_own(path)]
     # Another user's cannot be removed; the transfer service refuses it and says whose it is. One that is in use is that
     # of an instance of the same name with another runtime folder, or of `weir serve`.
-    if _is_own(segment) and not try_remove_unused(segment):
-        in_use = (segment,)
-        files.remove(segment)
+    in_use = tuple(segment for segment in segments if _is_own(segment) and not try_remove_unused(segment))
     paths.remove_volatile()
-    return Removed(pids, tuple(files), in_use)
+    return Removed(pids, tuple(path for path in files if path not in in_use), in_use)
 
 
 def find_leftover_processes(paths: InstancePaths) -> list[ProcessIdentity]:

@@ -33,6 +33,7 @@ class ProcessReport:
     address: str
     log_path: str
     metrics_url: str = ""
+    model: str = ""
     process_id: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     integrity_errors: tuple[str, ...] = ()
@@ -100,6 +101,7 @@ async def _observe_process(process: ProcessState, is_supervised: bool) -> Proces
         address=process.address,
         log_path=process.log_path,
         metrics_url=process.metrics_url,
+        model=process.model,
         process_id=described.process_id,
         metrics=dict(described.metrics),
         integrity_errors=tuple(described.integrity_errors),

@@ -32,9 +32,19 @@ class InstancePaths:
     def state_file(self) -> Path:
         return self.folder / _STATE_NAME
 
+    def arena_socket(self, index: int = 0) -> Path:
+        """Of a transfer service. What it shares with its workers lies beside it, so each but the first has a folder."""
+        return (self.folder / f"arena-{index}" if index else self.folder) / "arena.sock"
+
     @property
-    def arena_socket(self) -> Path:
-        return self.folder / "arena.sock"
+    def control_socket(self) -> Path:
+        """Where the supervisor is asked for other models."""
+        return self.folder / "control.sock"
+
+    @property
+    def models_file(self) -> Path:
+        """The models that gateways serve, which follow it."""
+        return self.folder / "models.toml"
 
     @property
     def admin_key_file(self) -> Path:
@@ -64,6 +74,10 @@ class InstancePaths:
         for folder in (self.folder, self.folder / "logs", self.folder / "ready"):
             make_private_folder(folder)
 
+    def make_arena_folder(self, index: int) -> None:
+        """Raises UnsafeFolder."""
+        make_private_folder(self.arena_socket(index).parent)
+
     def make_admin_key(self) -> None:
         """A new key, for this user's commands: whoever may read it could stop the stack as well."""
         self.admin_key_file.unlink(missing_ok=True)
@@ -80,10 +94,11 @@ class InstancePaths:
 
     def remove_volatile(self) -> None:
         """Removes all but the logs and the lock: what a start would trip over and what a stop must not leave."""
-        for socket in (self.arena_socket, *self.folder.glob(UNFINISHED_SOCKETS)):
-            socket.unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "ready", ignore_errors=True)
-        shutil.rmtree(self.nats_store, ignore_errors=True)
+        sockets = (self.arena_socket(), self.control_socket, *self.folder.glob(UNFINISHED_SOCKETS))
+        for path in (*sockets, self.models_file):
+            path.unlink(missing_ok=True)
+        for folder in (self.folder / "ready", self.nats_store, *self.folder.glob("arena-*")):
+            shutil.rmtree(folder, ignore_errors=True)
         self.admin_key_file.unlink(missing_ok=True)
         self.state_file.unlink(missing_ok=True)
 

@@ -4,8 +4,9 @@ import re
 import socket
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from weir.runtime.config import (
     model_reference,
     setting,
 )
+from weir.runtime.stack.models import MAX_WORKERS, StackModel, StackModels
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.readiness import GrpcProbe, NatsProbe, Probe
 from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
@@ -53,7 +55,6 @@ _HEALTH_NAMES = {
     "decode": _WORKER_NAME,
     "scheduler": "",
 }
-_MAX_WORKERS = 64
 _MAX_MACHINE_CHARS = 28  # with the rest of the name 40
 _MAX_SCHEDULERS = 4
 MAX_GATEWAYS = 4
@@ -103,8 +104,8 @@ class StackConfig:
     def __post_init__(self) -> None:
         if self.instance:
             check_instance(self.instance)
-        check_range(self, "prefill", 0, _MAX_WORKERS)
-        check_range(self, "decode", 1, _MAX_WORKERS)
+        check_range(self, "prefill", 0, MAX_WORKERS)
+        check_range(self, "decode", 1, MAX_WORKERS)
         check_range(self, "schedulers", 1, _MAX_SCHEDULERS)
         check_range(self, "gateways", 1, MAX_GATEWAYS)
         check_range(self, "http_port", 1, 65535)
@@ -140,6 +141,12 @@ class StackConfig:
     def paths(self) -> InstancePaths:
         return InstancePaths(self.runtime_dir.resolve() / self.instance_name)
 
+    @property
+    def default_model(self) -> StackModel:
+        """The only model of a stack without tables of models; with them what each of them leaves out."""
+        names = {entry.name for entry in fields(StackModel)}.intersection(entry.name for entry in fields(self))
+        return StackModel(**{name: getattr(self, name) for name in names})
+
 
 def default_instance(grpc_port: int, machine: str = "") -> str:
     """Two stacks with different ports have different names, and so share neither files nor subjects; nor do those of
@@ -167,6 +174,8 @@ class ProcessSpec:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     metrics_url: str = ""
     """Of the page of its figures; empty: it has none."""
+    model: str = ""
+    """That it is for, by its name among several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,32 +198,44 @@ class StackPlan:
 
 
 def plan_stack(
-    config: StackConfig, nats_port: int, more_gateways: Sequence[GatewayPorts] = (), metrics_ports: Sequence[int] = ()
+    config: StackConfig,
+    nats_port: int,
+    more_gateways: Sequence[GatewayPorts] = (),
+    metrics_ports: Sequence[int] = (),
+    models: StackModels | None = None,
 ) -> StackPlan:
     """The stack with its NATS at `nats_port`, unless that is elsewhere; `more_gateways`: all but the first;
-    `metrics_ports`: one a process but NATS, or none at all.
+    `metrics_ports`: one a process but NATS, or none at all. `models`: None: the one that `config` names.
 
     Raises NatsServerMissing, ValueError.
     """
-    check_listen("runtime_dir", f"unix:{config.paths.arena_socket}")
-    nats_url = config.nats or f"nats://{LOOPBACK}:{nats_port}"
     gateways = (GatewayPorts(config.grpc_port, config.http_port), *more_gateways)
     endpoints = {}
     for number, ports in enumerate(gateways, start=1):
         suffix = f" {number}" if number > 1 else ""
         endpoints[f"OpenAI{suffix}"] = f"http://{config.host}:{ports.http}/v1"
         endpoints[f"gRPC{suffix}"] = f"{config.host}:{ports.grpc}"
-    endpoints["NATS"] = masked_url(nats_url)
-    services = _plan_services(config, nats_url, gateways)
-    if metrics_ports:
-        services = [_with_metrics(spec, port) for spec, port in zip(services, metrics_ports, strict=True)]
+    endpoints["NATS"] = masked_url(nats_url_of(config, nats_port))
+    stack_models = models or StackModels((config.default_model,))
+    services = _plan_services(config, nats_url_of(config, nats_port), gateways, stack_models)
+    services = with_metrics(services, metrics_ports)
     specs = (*(() if config.nats else (_nats_spec(config, nats_port),)), *services)
     return StackPlan(config.paths, specs, endpoints, config.start_timeout_s, config.grace_s)
 
 
-def num_services(config: StackConfig) -> int:
+def nats_url_of(config: StackConfig, nats_port: int) -> str:
+    return config.nats or f"nats://{LOOPBACK}:{nats_port}"
+
+
+def num_services(config: StackConfig, models: StackModels | None = None) -> int:
     """Processes of a stack but NATS."""
-    return 1 + config.schedulers + config.prefill + config.decode + config.gateways
+    stack_models = models or StackModels((config.default_model,))
+    return len(stack_models.models) + config.schedulers + stack_models.num_all_workers + config.gateways
+
+
+def with_metrics(specs: Sequence[ProcessSpec], ports: Sequence[int]) -> list[ProcessSpec]:
+    """Each with a page of metrics at its port; without ports as they are."""
+    return [_with_metrics(spec, port) for spec, port in zip(specs, ports, strict=True)] if ports else list(specs)
 
 
 def _with_metrics(spec: ProcessSpec, port: int) -> ProcessSpec:
@@ -222,28 +243,66 @@ def _with_metrics(spec: ProcessSpec, port: int) -> ProcessSpec:
     return replace(spec, command=command, metrics_url=f"http://{LOOPBACK}:{port}/metrics")
 
 
-def _plan_services(config: StackConfig, nats_url: str, gateways: Sequence[GatewayPorts]) -> list[ProcessSpec]:
-    """All but NATS."""
-    arena = f"unix:{config.paths.arena_socket}"
-    neighbours = ("--workers-on-machine", str(config.prefill + config.decode))
-    worker_flags = ("--arena-socket", str(config.paths.arena_socket), *neighbours)
-    context = ("--max-context-tokens", str(config.max_context_tokens))
-    arena_size = ("--arena-bytes", str(config.arena_bytes)) if config.arena_bytes else ()
-    specs = [_service_spec(config, nats_url, "transfer", 0, arena, (*arena_size, *context, *neighbours))]
+def _plan_services(
+    config: StackConfig, nats_url: str, gateways: Sequence[GatewayPorts], models: StackModels
+) -> list[ProcessSpec]:
+    """All but NATS, by their roles."""
+    numbers: Counter[str] = Counter()
+    specs = [spec for model in models.models for spec in plan_model(config, nats_url, model, models, numbers)]
     for index in range(config.schedulers):
-        specs.append(_service_spec(config, nats_url, "scheduler", index, f"{LOOPBACK}:0", _scheduler_flags(config)))
-    for role, number in (("prefill", config.prefill), ("decode", config.decode)):
-        for index in range(number):
-            specs.append(_service_spec(config, nats_url, role, index, f"{LOOPBACK}:0", worker_flags))
+        scheduler_flags = _scheduler_flags(config, models)
+        specs.append(_service_spec(config, nats_url, "scheduler", index, f"{LOOPBACK}:0", scheduler_flags))
     for index, ports in enumerate(gateways):
-        flags = ("--http-host", config.host, "--http-port", str(ports.http), *context)
+        flags: tuple[str, ...] = ("--http-host", config.host, "--http-port", str(ports.http))
+        flags += ("--max-context-tokens", str(config.max_context_tokens))
+        flags += ("--models-file", str(config.paths.models_file))
         specs.append(_service_spec(config, nats_url, "gateway", index, f"{config.host}:{ports.grpc}", flags))
+    order = ("transfer", "scheduler", "prefill", "decode", "gateway")
+    return sorted(specs, key=lambda spec: order.index(spec.role))
+
+
+def check_model(config: StackConfig, model: StackModel) -> None:
+    """Raises ValueError for what the stack's device does not compute."""
+    try:
+        check_precision(model.precision, config.device)
+        check_exact(model.exact, model.precision, config.device)
+    except ValueError as error:
+        raise ValueError(f"models.{model.name}.{error}" if model.name else str(error)) from error
+
+
+def plan_model(
+    config: StackConfig, nats_url: str, model: StackModel, models: StackModels, numbers: "Counter[str]"
+) -> list[ProcessSpec]:
+    """A model's arena and its workers, those of groups too. `models`: all that share the memory from now on.
+    `numbers`: by role, the next process's number; counted on. Raises ValueError.
+    """
+    check_model(config, model)
+    context = ("--max-context-tokens", str(model.max_context_tokens))
+
+    def spec_of(role: str, listen: str, flags: Sequence[str]) -> ProcessSpec:
+        numbers[role] += 1
+        return _service_spec(config, nats_url, role, numbers[role] - 1, listen, flags, model)
+
+    socket = config.paths.arena_socket(numbers["transfer"])
+    check_listen("runtime_dir", f"unix:{socket}")
+    size = ("--arena-bytes", str(model.arena_bytes)) if model.arena_bytes else ()
+    share = ("--models-on-machine", str(len(models.models))) if len(models.models) > 1 else ()
+    beside = ("--workers-on-machine", str(models.num_workers(model)))
+    specs = [spec_of("transfer", f"unix:{socket}", (*size, *context, *share, *beside))]
+    flags = ("--arena-socket", str(socket), "--workers-on-machine", str(models.num_all_workers))
+    groups = [(group.name, group.prefill, group.decode) for group in models.groups if group.has(model)]
+    for group, num_prefill, num_decode in ((model.group, model.prefill, model.decode), *groups):
+        in_group = ("--group", group) if group else ()
+        for role, number in (("prefill", num_prefill), ("decode", num_decode)):
+            specs += [spec_of(role, f"{LOOPBACK}:0", (*flags, *in_group)) for _ in range(number)]
     return specs
 
 
-def _scheduler_flags(config: StackConfig) -> tuple[str, ...]:
+def _scheduler_flags(config: StackConfig, models: StackModels) -> tuple[str, ...]:
+    own = [f"{lane}={group}" for lane, group in models.lane_groups.items()]
+    lane_groups = ("--lane-groups", ",".join(own)) if own else ()
     limits = ("--limits-file", str(Path(config.limits_file).absolute())) if config.limits_file else ()
-    return (*limits, "--admin-key-file", str(config.paths.admin_key_file), "--policy", config.policy)
+    return (*limits, *lane_groups, "--admin-key-file", str(config.paths.admin_key_file), "--policy", config.policy)
 
 
 def _nats_spec(config: StackConfig, port: int) -> ProcessSpec:
@@ -258,8 +317,16 @@ def _nats_spec(config: StackConfig, port: int) -> ProcessSpec:
 
 
 def _service_spec(
-    config: StackConfig, nats_url: str, role: str, index: int, listen: str, own_flags: Sequence[str]
+    config: StackConfig,
+    nats_url: str,
+    role: str,
+    index: int,
+    listen: str,
+    own_flags: Sequence[str],
+    for_model: StackModel | None = None,
 ) -> ProcessSpec:
+    """`for_model`: None: it is for all."""
+    model = for_model or config.default_model
     name = f"{role}-{index}"
     ready_file = config.paths.ready_file(name)
     flags = {
@@ -270,15 +337,17 @@ def _service_spec(
         "log-level": config.log_level,
         "log-format": config.log_format,
         "ready-file": ready_file,
-        "model": config.model,
-        "load": config.load,
-        "model-shape": config.model_shape,
+        "model": model.model,
+        "load": model.load,
+        "model-shape": model.model_shape,
         "device": config.device,
-        "precision": config.precision,
-        "exact": config.exact,
+        "precision": model.precision,
+        "exact": model.exact,
         "grace-s": config.grace_s if role == "gateway" else min(config.grace_s, IDLE_GRACE_S),
         "runtime-dir": config.runtime_dir.resolve(),
     }
+    if model.name:
+        flags["served-model-name"] = model.name
     common = [word for flag, value in flags.items() for word in flag_words(flag, value)]
     return ProcessSpec(
         name=name,
@@ -288,4 +357,5 @@ def _service_spec(
         ready_file=ready_file,
         probe=GrpcProbe(ready_file, _HEALTH_NAMES[role]),
         environ={"WEIR_NATS_URL": nats_url},
+        model=model.name,
     )

@@ -95,14 +95,15 @@ class RollingRestart:
         self._timeout_s = timeout_s
         self._clock = SystemClock()
 
-    async def run(self, names: Collection[str], segment: Path) -> None:
+    async def run(self, names: Collection[str], segments: Sequence[Path]) -> None:
         """Raises NotFound, Unavailable where nothing can be restarted, RestartFailed."""
         state = self._state()
         leader = await self._find_leader(state.processes) or ""
         # late, as it loads numpy, and `weir --help` this module
         from weir.kv.arena.segment import try_find_mismatch  # noqa: PLC0415
 
-        mismatch = await asyncio.to_thread(try_find_mismatch, segment) or ""
+        mismatches = [await asyncio.to_thread(try_find_mismatch, segment) for segment in segments]
+        mismatch = next((found for found in mismatches if found), "")
         for step in plan_restart(state.processes, names, leader, mismatch):
             self._reporter.step_begins(step)
             began_s = self._clock.now_s()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from weir.core.process import ProcessIdentity
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Of the file's form. A file of another version names no process here: the tags of the processes do."""
 
 Phase = Literal["starting", "ready", "stopping"]
@@ -29,6 +29,8 @@ class ProcessState:
     log_path: str
     metrics_url: str = ""
     """Of its own page of metrics; empty: none."""
+    model: str = ""
+    """That it is for, by its name among several; empty: of the only one, or of all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class SupervisedProcess:
             address=self._address,
             metrics_url=self.spec.metrics_url,
             log_path=str(self.spec.log_path),
+            model=self.spec.model,
         )
 
     def restart_for_ever(self) -> None:

@@ -3,19 +3,19 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from weir.core.errors import WeirError
+from weir.core.errors import Unavailable, WeirError
 from weir.core.process import own_identity
 from weir.core.tasks import end_tasks
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
-from weir.runtime.stack.plan import IDLE_GRACE_S, STOP_ORDER, StackPlan
+from weir.runtime.stack.plan import IDLE_GRACE_S, STOP_ORDER, ProcessSpec, StackPlan
 from weir.runtime.stack.processes import tag
 from weir.runtime.stack.readiness import read_notes
-from weir.runtime.stack.state import Phase, StackState, read_boot_id, write_state
+from weir.runtime.stack.state import Phase, ProcessState, StackState, read_boot_id, write_state
 from weir.runtime.stack.supervised import Shortage, StartPolicy, SupervisedProcess
 
 # What a service may take beyond its grace period to stop in order, before it is killed.
@@ -81,10 +81,22 @@ class Supervisor:
         tags = tag(plan.paths.folder, self._identity)
         tagged = {"GRPC_VERBOSITY": "ERROR", **environ, **tags, "PYTHONUNBUFFERED": "1"}
         start_policy = policy or StartPolicy()
-        self._processes = [
-            SupervisedProcess(spec, start_policy, tagged, self._on_change, self._on_trouble) for spec in plan.specs
-        ]
+
+        def supervise(spec: ProcessSpec) -> SupervisedProcess:
+            return SupervisedProcess(spec, start_policy, tagged, self._on_change, self._on_trouble)
+
+        self._supervise = supervise
+        self._processes = [supervise(spec) for spec in plan.specs]
         self._running: list[asyncio.Task[None]] = []
+        """Named as their processes."""
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def states(self) -> list[ProcessState]:
+        return [process.state for process in self._processes]
 
     async def run(self) -> bool:
         """Returns after SIGINT, SIGTERM or SIGHUP: whether the stack was ready before.
@@ -95,7 +107,7 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         try:
-            self._running = [asyncio.create_task(process.run()) for process in self._processes]
+            self._running = [self._spawn(process) for process in self._processes]
             is_ready = await self._wait_ready()
             if is_ready:
                 await self._stay()
@@ -103,9 +115,63 @@ class Supervisor:
         finally:
             await self._stop()
 
+    async def start_more(self, specs: Sequence[ProcessSpec]) -> None:
+        """Processes beside those that run. Returns when all are ready; else none of them is left, and it raises
+        ProcessFailed, NotReadyInTime, or Unavailable while the stack stops."""
+        more = [self._supervise(spec) for spec in specs]
+        self._processes += more
+        tasks = [self._spawn(process) for process in more]
+        ready = asyncio.create_task(_all_ready(more))
+        try:
+            awaited: set[asyncio.Task[None]] = {ready, *tasks}
+            done, _ = await asyncio.wait(
+                awaited, timeout=self._plan.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()
+            if done.intersection(tasks) or self._phase != "ready":
+                raise Unavailable("the stack is stopping")
+            late = ", ".join(process.spec.name for process in more if not process.ready.is_set())
+            if late:
+                logs = self._plan.paths.supervisor_log.parent
+                raise NotReadyInTime(f"not ready within {self._plan.start_timeout_s:.0f} s: {late}; logs: {logs}")
+            for process in more:
+                process.restart_for_ever()
+        except BaseException:
+            await self._end(more, tasks)
+            raise
+        finally:
+            ready.cancel()
+        self._running += tasks
+
+    async def end_some(self, names: Sequence[str]) -> None:
+        """Stage by stage, as the whole stack ends; nobody starts them again."""
+        ending = [process for process in self._processes if process.spec.name in names]
+        tasks = [task for task in self._running if task.get_name() in names]
+        self._running = [task for task in self._running if task not in tasks]
+        await self._end(ending, tasks)
+
+    async def _end(self, ending: Sequence[SupervisedProcess], tasks: "Sequence[asyncio.Task[None]]") -> None:
+        for process in ending:
+            process.end_restarts()
+        await self._stop_in_order(ending)
+        _, stuck = await asyncio.wait(tasks, timeout=_LAST_EXITS_S) if tasks else ((), ())
+        await end_tasks(stuck)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._processes = [process for process in self._processes if process not in ending]
+        self._write_state()
+
+    def _spawn(self, process: SupervisedProcess) -> "asyncio.Task[None]":
+        return asyncio.create_task(process.run(), name=process.spec.name)
+
+    async def _stop_in_order(self, processes: Sequence[SupervisedProcess]) -> None:
+        for number, roles in enumerate(STOP_ORDER):
+            stage = [process for process in processes if process.spec.role in roles]
+            await asyncio.gather(*(process.stop(self._stage_limit_s(number)) for process in stage))
+
     async def _wait_ready(self) -> bool:
         """False if asked to stop meanwhile."""
-        all_ready = asyncio.create_task(self._all_ready())
+        all_ready = asyncio.create_task(_all_ready(self._processes))
         asked = asyncio.create_task(self._asked_to_stop.wait())
         done = await self._first_of(all_ready, asked, timeout_s=self._plan.start_timeout_s)
         if not done:
@@ -129,18 +195,14 @@ class Supervisor:
             task.result()
         return done
 
-    async def _all_ready(self) -> None:
-        """One that was ready and died again while others still start counts as not ready."""
-        while waiting := [process for process in self._processes if not process.ready.is_set()]:
-            await waiting[0].ready.wait()
-
     async def _stay(self) -> None:
         for process in self._processes:
             process.restart_for_ever()
         self._phase = "ready"
         self._write_state()
         self._report(lambda: self._reporter.stack_ready(self._plan.endpoints, time.time() - self._started_at))
-        await self._first_of(asyncio.create_task(self._asked_to_stop.wait()))
+        while not self._asked_to_stop.is_set():  # processes that were taken away have ended in between
+            await self._first_of(asyncio.create_task(self._asked_to_stop.wait()))
 
     async def _stop(self) -> None:
         """Stage by stage, each bounded; a second signal cuts all of them short."""
@@ -150,9 +212,7 @@ class Supervisor:
             process.end_restarts()
         hurrying = asyncio.create_task(self._kill_when_hurried())
         try:
-            for number, roles in enumerate(STOP_ORDER):
-                stage = [process for process in self._processes if process.spec.role in roles]
-                await asyncio.gather(*(process.stop(self._stage_limit_s(number)) for process in stage))
+            await self._stop_in_order(self._processes)
             await self._wait_exits()
         finally:
             hurrying.cancel()
@@ -228,3 +288,9 @@ class Supervisor:
             self._is_state_written = False
         else:
             self._is_state_written = True
+
+
+async def _all_ready(processes: Sequence[SupervisedProcess]) -> None:
+    """One that was ready and died again while others still start counts as not ready."""
+    while waiting := [process for process in processes if not process.ready.is_set()]:
+        await waiting[0].ready.wait()

@@ -30,6 +30,7 @@ lane_prompt_tokens_total > weir_lane_prompt_tokens_total: Tokens of a lane's ans
 lane_output_tokens_total > weir_lane_output_tokens_total: Tokens of a lane's answers, as they come.
 labels_dropped_total > weir_labels_dropped_total: Things counted under the label "other" for want of room.
 requests_in_flight: Requests that have not ended.
+model_open_requests: Requests of a model that have not ended; there for each model that is served.
 requests_open: Requests whose end is not confirmed, or whose output is not taken.
 interruptions_total: Dispatches whose workers could not go on: each is computed again elsewhere, or fails.
 adoptions_total: Sequences that another worker went on with after theirs was lost.

@@ -62,7 +62,8 @@ def read_model_spec(config: WorkerConfig) -> ModelSpec:
     model = load_model_config(source)
     pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
     digest = model_digest(source, config.precision, config.device, exact=config.exact)
-    return ModelSpec(source.name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes)
+    name = config.served_model_name or source.name
+    return ModelSpec(name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes)
 
 
 @dataclass(frozen=True, slots=True)
