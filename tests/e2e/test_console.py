@@ -1,6 +1,6 @@
 """The console in a headless browser, beside a load. Skipped where there is no Chromium.
 
-WEIR_SCREENSHOTS=DIR keeps pictures of it there.
+CONSOLE_SCREENSHOTS=DIR keeps pictures of it there.
 """
 
 import os
@@ -182,7 +182,7 @@ def test_it_follows_the_wanted_theme_and_fits_narrow_screens(
     browser: Any, stack: Stack, load: None, tmp_path: Path, name: str, scheme: str, size: tuple[int, int]
 ) -> None:
     page = open_page(browser, stack, scheme, size)
-    folder = Path(os.environ.get("WEIR_SCREENSHOTS", tmp_path))
+    folder = Path(os.environ.get("CONSOLE_SCREENSHOTS", tmp_path))
     page.goto(f"{stack.http_url}/console")
     wait_live(page)
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
