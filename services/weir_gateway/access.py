@@ -68,6 +68,11 @@ class AccessControl:
         self._anonymous = None if by_digest else _caller(default, rules)
         return True
 
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """All of them, from the most to the least urgent; none before the rules are known."""
+        return () if self._rules is None else self._rules.lanes
+
     def identify(self, api_key: str | None) -> Caller:
         """Raises Unauthenticated where keys are asked for, and Unavailable before the rules are known."""
         self._known_rules()

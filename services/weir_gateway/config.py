@@ -92,6 +92,7 @@ class GatewayConfig(ServiceConfig):
     max_kept_mb: int = setting(64, "MiB that they may take, roughly.")
     max_recent_requests: int = setting(1000, "Requests that have ended and are remembered for `weir trace` at most.")
     max_recent_mb: int = setting(8, "MiB that they may take, roughly.")
+    max_console_watchers: int = setting(16, "Consoles and `weir top` that are sent the stack's state at once at most.")
 
     predictor: str = setting("", "File of `weir train-predictor` that predicts output lengths. Empty: none.")
     request_log: str = setting("", "File to log ended requests to, to train a predictor on. Empty: none.")
@@ -126,6 +127,7 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "max_kept_mb", 0, _MAX_LOG_MB)
         check_range(self, "max_recent_requests", 0, _MAX_REQUESTS)
         check_range(self, "max_recent_mb", 0, _MAX_LOG_MB)
+        check_range(self, "max_console_watchers", 0, _MAX_REQUESTS)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
         check_range(self, "audit_mb", 1, _MAX_LOG_MB)
         if not _MIN_AUDIT_HOURS <= self.audit_hours <= _MAX_AUDIT_HOURS:

@@ -28,6 +28,8 @@ from weir_gateway.driving.driver import Driver, DriverSettings
 from weir_gateway.driving.request_span import RequestSpans
 from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
 from weir_gateway.entry.entry import Entry
+from weir_gateway.frontends.console.api import ConsoleApi
+from weir_gateway.frontends.console.feed import StackFeed
 from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
@@ -67,6 +69,7 @@ class GatewaySettings:
     """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
     is_lower_priority_first: bool = False
     keeps_responses: bool = True
+    max_console_watchers: int = 16
     has_vllm_metrics: bool = True
     audit: AuditSettings | None = None
     """None: no life events are kept."""
@@ -108,6 +111,7 @@ class GatewaySettings:
             access_wait_s=config.scheduler_wait_s,
             is_lower_priority_first=config.openai_priority == "lower-first",
             keeps_responses=config.keeps_responses,
+            max_console_watchers=config.max_console_watchers,
             has_vllm_metrics=config.vllm_metrics,
             audit=(
                 AuditSettings(AuditBounds(config.audit_mb << 20, config.audit_hours * 3600)) if config.audit else None
@@ -195,7 +199,9 @@ class Gateway:
         page = MetricsPage(
             process.figures or self._figures, self._neighbours, vllm_metrics if settings.has_vllm_metrics else None
         )
-        self._http = HttpServer(self._frontend.make_app(page), settings.http, process.request_shutdown)
+        self._feed = self._make_feed(process, access, clock)
+        self.console = ConsoleApi(self._feed, self._neighbours, settings.http.streams)
+        self._http = HttpServer(self._frontend.make_app(page, self.console), settings.http, process.request_shutdown)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
 
@@ -240,6 +246,7 @@ class Gateway:
         if self._audit is not None:
             await self._audit.close()
         await self._connections.close()
+        self._feed.close()
         await self._http.stop()  # before what answers are made of
         await self._neighbours.close()
         await self._endpoint.close()
@@ -249,6 +256,10 @@ class Gateway:
 
     def _is_wanted(self, request_id: str, attempt: Attempt) -> bool:
         return self._driver.wants(request_id, attempt)
+
+    def _make_feed(self, process: GatewayProcess, access: AccessControl, clock: Clock) -> StackFeed:
+        describe, max_watchers = process.figures or self._figures, self._settings.max_console_watchers
+        return StackFeed(describe, self._neighbours, lambda: access.lanes, clock, max_watchers)
 
     def _figures(self) -> Described:
         described = self.describe()
@@ -270,6 +281,7 @@ class Gateway:
             **self._http.metrics(),
             **open_requests(self.processor.models, self._open_models()),
             **self.processor.spans.recent.metrics(),
+            "console_watchers": float(self._feed.num_watchers),
             "registry_malformed_total": float(self._decode_workers.num_malformed),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),

@@ -20,8 +20,9 @@ from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageCh
 from weir.kv.movers import Mover
 from weir.kv.prefixes import PageIds, PrefixIndex, page_hashes
 from weir.kv.records.record import RecordSummary
+from weir.telemetry.internals import PageMap
 from weir_transfer.adopters import ADOPTING_ROLE, Adopters, is_raised
-from weir_transfer.counters import TransferCounters, gauges
+from weir_transfer.counters import TransferCounters, gauges, page_map
 from weir_transfer.lease_keeper import Countdowns, LeaseKeeper
 from weir_transfer.messages import (
     AdoptionOff,
@@ -253,6 +254,9 @@ class ArenaCore:
             **gauges(self._table, self._leases.all()),
             "prefix_pending": float(len(self._pending)),
         }
+
+    def map_pages(self, max_ranges: int) -> PageMap:
+        return page_map(self._table.page_rows["state"], max_ranges)
 
     def integrity_errors(self) -> tuple[str, ...]:
         return check_integrity(self._table, self._leases.all(), self._block_table_of)

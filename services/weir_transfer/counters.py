@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from weir.kv.arena.lease import Lease, LeaseState
 from weir.kv.arena.ownership import OwnershipTable
 from weir.kv.layout import PageState, SlotState
+from weir.telemetry.internals import PageMap, PageRange
 
 
 @dataclass(slots=True)
@@ -42,3 +47,24 @@ def gauges(table: OwnershipTable, leases: Sequence[Lease]) -> Mapping[str, float
         **{f"{state.name.lower()}_pages": table.num_pages(state) for state in PageState},
     }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def page_map(states: NDArray[Any], max_ranges: int) -> PageMap:
+    """`states`: PageState of each page. The ranges are as short as their number allows."""
+    num_pages = len(states)
+    pages_per_range = max(1, -(-num_pages // max_ranges))
+    num_ranges = -(-num_pages // pages_per_range)
+    # range r and state s are number r * len(PageState) + s
+    numbers = np.arange(num_pages) // pages_per_range * len(PageState) + states
+    counts = np.bincount(numbers, minlength=num_ranges * len(PageState)).reshape(num_ranges, len(PageState))
+    ranges = tuple(
+        PageRange(
+            num_free=int(row[PageState.FREE]),
+            num_leased=int(row[PageState.LEASED]),
+            num_orphaned=int(row[PageState.ORPHANED]),
+            num_cached=int(row[PageState.CACHED]),
+            num_shared=int(row[PageState.SHARED]),
+        )
+        for row in counts
+    )
+    return PageMap(num_pages, pages_per_range, ranges)

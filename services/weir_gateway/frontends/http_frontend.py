@@ -23,6 +23,8 @@ from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.anthropic.handlers import MessagesApi
+from weir_gateway.frontends.console.api import ConsoleApi
+from weir_gateway.frontends.console.files import console_files
 from weir_gateway.frontends.correlation import correlation_of, mark
 from weir_gateway.frontends.error_forms import MESSAGES_PATH, error_form_of
 from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
@@ -85,7 +87,7 @@ class HttpFrontend:
         self._messages = MessagesApi(processor, self._bodies, answering)
         self.num_internal_errors = 0
 
-    def make_app(self, metrics: MetricsPage | None = None) -> HttpApp:
+    def make_app(self, metrics: MetricsPage | None = None, console: ConsoleApi | None = None) -> HttpApp:
         tools, responses, messages = self._tools, self._responses, self._messages
         for_callers: tuple[tuple[str, str, _Handler], ...] = (
             ("POST", "/v1/chat/completions", self._chat),
@@ -106,6 +108,11 @@ class HttpFrontend:
         recent = RecentRequestsApi(self._processor.spans.recent)
         routes.append(Route("/debug/requests", self._for_operators(recent.list_requests), methods=["GET"]))
         routes.append(Route("/debug/requests/{request_id:path}", self._for_operators(recent.request), methods=["GET"]))
+        if console is not None:
+            for path, answer in console.routes():
+                routes.append(Route(path, self._for_operators(answer), methods=["GET"]))
+            for path, make in console_files().items():
+                routes.append(Route(path, _open(make), methods=["GET"]))
         # For probes, which have no key, and nothing of any caller's is in the answers.
         routes.append(Route("/health", _open(self._health), methods=["GET"]))
         routes.append(Route("/ping", _open(self._ping), methods=["GET", "POST"]))

@@ -10,6 +10,7 @@ figures are shown as if they were new.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -38,6 +39,9 @@ _MAX_AGE_S = 1.0
 """A gateway asks each process once a second at most, however many scrape it."""
 _UNIX = "unix:"
 _RecordT = TypeVar("_RecordT", bound="DataclassInstance")
+_AnswerT = TypeVar("_AnswerT")
+OperatorCall = Callable[["admin_pb2_grpc.AdminAsyncStub", float], Awaitable[_AnswerT]]
+"""Of a process' Admin service, within so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class Neighbours:
     workers: tuple[tuple[WorkerRecord, Described], ...] = ()
     others: tuple[Described, ...] = ()
     """Transfer services and the scheduler that leads."""
+    registered: tuple[WorkerRecord, ...] = ()
+    """Whether or not they answered."""
 
     @property
     def all(self) -> list[Described]:
@@ -88,8 +94,8 @@ class NeighbourWatch:
 
     async def _ask_all(self) -> Neighbours:
         workers, scheduler_address = await self._find_all()
-        others = {scheduler_address, *(worker.arena_address for worker in workers)}
-        reachable = [address for address in sorted(others) if address and _is_here(address)]
+        beside = {scheduler_address, *(worker.arena_address for worker in workers)}
+        reachable = [address for address in sorted(beside) if address and _is_here(address)]
         asked = [worker.address for worker in workers] + reachable
         await self._drop_channels(set(asked))
         found: dict[str, Described] = {}
@@ -99,7 +105,25 @@ class NeighbourWatch:
         of_workers = [
             (worker, replace(found[worker.address], role=worker.role)) for worker in workers if worker.address in found
         ]
-        return Neighbours(tuple(of_workers), tuple(found[address] for address in reachable if address in found))
+        others = tuple(found[address] for address in reachable if address in found)
+        return Neighbours(tuple(of_workers), others, tuple(workers))
+
+    async def ask_operators(self, call: OperatorCall[_AnswerT], addresses: Collection[str]) -> dict[str, _AnswerT]:
+        """By address, of those who answer in time. At most one call to each of those that were found last."""
+        found: dict[str, _AnswerT] = {}
+
+        async def ask(address: str, channel: grpc.aio.Channel) -> None:
+            async with self._asking:
+                try:
+                    found[address] = await call(admin_pb2_grpc.AdminStub(channel), self._bounds.call_timeout_s)
+                except grpc.aio.AioRpcError as error:
+                    logger.debug("%s does not answer operators: %s", address, error.code().name)
+
+        channels = {address: self._channels[address] for address in addresses if address in self._channels}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._bounds.total_timeout_s):
+                await asyncio.gather(*(ask(address, channel) for address, channel in channels.items()))
+        return found
 
     async def _find_all(self) -> tuple[list[WorkerRecord], str]:
         """Workers, and the address of the scheduler that leads; empty: not known."""

@@ -21,6 +21,7 @@ from weir.cli import (
     scheduling,
     simulate,
     status,
+    top,
     trace,
     train_predictor,
     up,
@@ -75,6 +76,7 @@ def serve(
 app.command()(up.up)
 app.command()(up.down)
 app.command()(status.status)
+app.command()(top.top)
 app.command()(trace.trace)
 app.command()(audit.audit)
 app.command()(workers.drain)

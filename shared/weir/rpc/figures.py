@@ -1,7 +1,10 @@
-"""Figures of a process to and from `Admin/Describe`."""
+"""Figures of a process to and from `Admin`: what `Describe`, `ListSteps` and `MapPages` carry."""
+
+from dataclasses import asdict
 
 from weir.telemetry.described import Described, HistogramFigure
 from weir.telemetry.histogram import Exemplar, HistogramValue
+from weir.telemetry.internals import PageMap, PageRange, SequenceShare, StepRecord
 from weir.wire.v1 import admin_pb2
 
 
@@ -32,3 +35,42 @@ def _histogram_from_pb(message: admin_pb2.Histogram) -> HistogramFigure:
     exemplars = tuple(map(seen.get, range(len(message.counts)))) if seen else ()
     value = HistogramValue(tuple(message.edges), tuple(message.counts), message.total, exemplars)
     return HistogramFigure(message.name, value, tuple(sorted(message.labels.items())))
+
+
+def step_to_pb(step: StepRecord) -> admin_pb2.StepDescription:
+    return admin_pb2.StepDescription(
+        step=step.step,
+        started_at_s=step.started_at_s,
+        duration_ms=step.duration_ms,
+        num_sequences=step.num_sequences,
+        num_tokens=step.num_tokens,
+        num_prefill_tokens=step.num_prefill_tokens,
+        sequences=[admin_pb2.StepSequence(**asdict(share)) for share in step.sequences],
+    )
+
+
+def step_from_pb(message: admin_pb2.StepDescription) -> StepRecord:
+    return StepRecord(
+        step=message.step,
+        started_at_s=message.started_at_s,
+        duration_ms=message.duration_ms,
+        num_sequences=message.num_sequences,
+        num_tokens=message.num_tokens,
+        num_prefill_tokens=message.num_prefill_tokens,
+        sequences=tuple(SequenceShare(one.request_id, one.num_prompt_tokens) for one in message.sequences),
+    )
+
+
+def page_map_to_pb(page_map: PageMap) -> admin_pb2.MapPagesResponse:
+    ranges = [admin_pb2.PageRange(**asdict(one)) for one in page_map.ranges]
+    return admin_pb2.MapPagesResponse(
+        num_pages=page_map.num_pages, pages_per_range=page_map.pages_per_range, ranges=ranges
+    )
+
+
+def page_map_from_pb(message: admin_pb2.MapPagesResponse) -> PageMap:
+    ranges = tuple(
+        PageRange(one.num_free, one.num_leased, one.num_orphaned, one.num_cached, one.num_shared)
+        for one in message.ranges
+    )
+    return PageMap(message.num_pages, message.pages_per_range, ranges)

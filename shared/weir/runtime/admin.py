@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from weir.rpc.figures import histogram_to_pb
+from weir.core.errors import FieldViolation, InvalidRequest
+from weir.rpc.figures import histogram_to_pb, page_map_to_pb, step_to_pb
 from weir.telemetry.described import Described, HistogramFigure
+from weir.telemetry.internals import MAX_PAGE_RANGES, MAX_STEPS, ListSteps, MapPages
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -30,6 +32,10 @@ class Description:
     role: str = ""
     """Where it is not the one that the process was started in."""
     histograms: Sequence[HistogramFigure] = ()
+    list_steps: ListSteps | None = None
+    """Of workers alone."""
+    map_pages: MapPages | None = None
+    """Of transfer services alone."""
 
     @property
     def integrity_errors(self) -> tuple[str, ...]:
@@ -112,6 +118,26 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             histograms=map(histogram_to_pb, description.histograms),
         )
 
+    async def ListSteps(  # noqa: N802 - the method's name on the wire
+        self, request: admin_pb2.ListStepsRequest, context: Context
+    ) -> admin_pb2.ListStepsResponse:
+        list_steps = self._describe().list_steps
+        if list_steps is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"this is a {self._identity.role}: ask a worker")
+        _check_number("max_steps", request.max_steps, MAX_STEPS)
+        return admin_pb2.ListStepsResponse(steps=map(step_to_pb, list_steps(request.max_steps)))
+
+    async def MapPages(  # noqa: N802 - the method's name on the wire
+        self, request: admin_pb2.MapPagesRequest, context: Context
+    ) -> admin_pb2.MapPagesResponse:
+        map_pages = self._describe().map_pages
+        if map_pages is None:
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED, f"this is a {self._identity.role}: ask a transfer service"
+            )
+        _check_number("max_ranges", request.max_ranges, MAX_PAGE_RANGES)
+        return page_map_to_pb(map_pages(request.max_ranges))
+
     async def SetLimits(  # noqa: N802 - the method's name on the wire
         self, request: admin_pb2.AdminSetLimitsRequest, context: Context
     ) -> admin_pb2.AdminSetLimitsResponse:
@@ -143,3 +169,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             message = f"this is a {self._identity.role}: ask the leading scheduler"
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, message)
         return self._operations
+
+
+def _check_number(name: str, number: int, highest: int) -> None:
+    """Raises InvalidRequest."""
+    if not 1 <= number <= highest:
+        raise InvalidRequest([FieldViolation(name, f"is {number}, must be in [1, {highest}]")])

@@ -52,6 +52,7 @@ from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.gpu_meter import GpuMeter, try_gpu_meter
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.engine.step_histograms import StepHistograms
+from weir.worker.engine.step_ring import StepRing
 from weir.worker.requests.commands import start_from_pb
 from weir.worker.requests.drain import Duty, Untaken, WorkerDrain
 from weir.worker.requests.end_releases import EndReleases
@@ -165,6 +166,7 @@ class WorkerShell:
         self._role = make_role(parts)
         self._bounds = RunningBounds(context.process_id, context.config, post)
         self._step_histograms = StepHistograms()
+        self._step_ring = StepRing(clock)
         self._cost_meter = CostMeter(clock, must_decode=context.role != "prefill")
         self._bus_link = BusLink(
             connect_bus,
@@ -267,7 +269,9 @@ class WorkerShell:
         if self._gpu_meter is not None:
             metrics |= self._gpu_meter.metrics()
         histograms = (*self._step_histograms.figures(), *self._role.histograms())
-        return Description(metrics, lambda: report.integrity_errors, histograms=histograms)
+        return Description(
+            metrics, lambda: report.integrity_errors, histograms=histograms, list_steps=self._step_ring.newest
+        )
 
     def _follow_rules(self, rules: WorkerRules) -> None:
         """The registry says it at once: the scheduler places by these bounds."""
@@ -298,6 +302,7 @@ class WorkerShell:
     def _on_report(self, report: EngineReport) -> None:
         try:
             self._cost_meter.on_report(report)
+            self._step_ring.observe(report)
             if report.timing is not None:
                 self._step_histograms.observe(report.timing)
             self._prefixes.on_report(report)

@@ -54,7 +54,7 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.Admin
     def SetLimits(self, request: Any, context: Any) -> Any:  # noqa: N802
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "a gateway takes no limits")
 
-    ListWorkers = Drain = EndDrain = SetRole = Describe
+    ListWorkers = Drain = EndDrain = SetRole = ListSteps = MapPages = Describe
     """What is asked of schedulers."""
 
     def _answer(self, request: Any, context: Any, kind: Any) -> Iterator[Any]:

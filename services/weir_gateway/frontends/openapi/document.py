@@ -9,7 +9,9 @@ from pydantic.json_schema import models_json_schema
 
 from weir.core.options import NUMBER_RULES, NumberRule
 from weir.telemetry.request_record import RequestList, RequestRecord
+from weir.telemetry.stack_snapshot import StackSnapshot
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody
+from weir_gateway.frontends.console.api import StackPages, StackSteps
 from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody
 from weir_gateway.frontends.openapi.answers import ANSWERS, Schema
 from weir_gateway.frontends.responses.schema import ResponsesBody
@@ -60,6 +62,8 @@ class ApiOperation:
         return self.path.startswith("/v1/messages")
 
 
+_RECORDS = (RequestList, RequestRecord, StackSnapshot, StackSteps, StackPages)
+
 OPERATIONS = (
     ApiOperation("POST", "/v1/chat/completions", "Answers a conversation", "ChatCompletion", ChatBody, streams=True),
     ApiOperation("POST", "/v1/completions", "Goes on with one prompt, or several", "Completion", CompletionBody, True),
@@ -76,6 +80,10 @@ OPERATIONS = (
     ApiOperation("GET", "/load", "Requests served now", "Load"),
     ApiOperation("GET", "/debug/requests", "Requests that it remembers; for operators", "RequestList"),
     ApiOperation("GET", "/debug/requests/{id}", "One of them, its phases", "RequestRecord", parameters=("id",)),
+    ApiOperation("GET", "/debug/stack", "The whole stack now; for operators", "StackSnapshot"),
+    ApiOperation("GET", "/debug/stack/events", "The same every second", streams=True),
+    ApiOperation("GET", "/debug/steps", "The last steps of each worker; for operators", "StackSteps"),
+    ApiOperation("GET", "/debug/pages", "The page map of each arena; for operators", "StackPages"),
     ApiOperation("GET", "/health", "Whether it serves", "Health", is_open=True),
     ApiOperation("GET", "/ping", "The same, without a body", is_open=True),
     ApiOperation("POST", "/ping", "The same, without a body", is_open=True),
@@ -87,7 +95,7 @@ def openapi_document(version: str) -> dict[str, Any]:
     bodies = [operation.body for operation in OPERATIONS if operation.body is not None]
     _, made = models_json_schema([(body, "validation") for body in dict.fromkeys(bodies)], ref_template=_REF)
     _, records = TypeAdapter.json_schemas(
-        [(model, "serialization", TypeAdapter(model)) for model in (RequestList, RequestRecord)], ref_template=_REF
+        [(model, "serialization", TypeAdapter(model)) for model in _RECORDS], ref_template=_REF
     )
     schemas: dict[str, Schema] = {**made["$defs"], **records["$defs"], **ANSWERS}
     for body in bodies:
@@ -136,7 +144,7 @@ def _responses_of(operation: ApiOperation) -> dict[str, Any]:
     if operation.answer:
         answered["content"] = {"application/json": {"schema": _ref(operation.answer)}}
     if operation.streams:
-        answered["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        answered.setdefault("content", {})["text/event-stream"] = {"schema": {"type": "string"}}
     responses = {"200": answered}
     if operation.is_open:
         unready = {"description": "It does not serve yet, or no more"}

@@ -36,7 +36,7 @@ def _operations(document: Mapping[str, Any]) -> Iterator[str]:
             if body is not None:
                 yield _fields("Body", _schema_of(body, schemas))
             answered = operation["responses"]["200"]
-            if "content" in answered:
+            if "application/json" in answered.get("content", ()):
                 yield _fields("Answer", _schema_of(answered, schemas))
             yield "</details>"
 

@@ -59,6 +59,7 @@ http_connections: Connections to the HTTP port on which something is asked.
 http_connections_resting: Connections to the HTTP port on which nothing is asked.
 http_connections_closed_for_others_total: Idle connections closed to make room.
 http_internal_errors_total: Requests over HTTP that ended by a defect.
+console_watchers: Consoles that are sent the stack's state every second.
 keys_held: Idempotency keys of requests that are here.
 recent_requests: Requests that have ended and are remembered for operators.
 recent_request_bytes: Bytes that they take, roughly.

@@ -552,3 +552,215 @@ class SetRoleResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetRoleResponse: _TypeAlias = SetRoleResponse  # noqa: Y015
+
+@_typing.final
+class ListStepsRequest(_message.Message):
+    """Asks for the steps of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_STEPS_FIELD_NUMBER: _builtins.int
+    max_steps: _builtins.int
+    """At most so many of the newest, 1 to 256."""
+    def __init__(
+        self,
+        *,
+        max_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_steps", b"max_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListStepsRequest: _TypeAlias = ListStepsRequest  # noqa: Y015
+
+@_typing.final
+class ListStepsResponse(_message.Message):
+    """The newest steps of a worker that it remembers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepDescription]:
+        """In their order."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[Global___StepDescription] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListStepsResponse: _TypeAlias = ListStepsResponse  # noqa: Y015
+
+@_typing.final
+class StepDescription(_message.Message):
+    """One forward pass."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    STARTED_AT_S_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Number of the step in this worker, from 1."""
+    started_at_s: _builtins.float
+    """Unix time."""
+    duration_ms: _builtins.float
+    """From its start to its end."""
+    num_sequences: _builtins.int
+    """Sequences in it."""
+    num_tokens: _builtins.int
+    """Tokens that it computed."""
+    num_prefill_tokens: _builtins.int
+    """Of these, tokens of chunks of prompts."""
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepSequence]:
+        """Whose they are; of a large step those that come first."""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        started_at_s: _builtins.float = ...,
+        duration_ms: _builtins.float = ...,
+        num_sequences: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        num_prefill_tokens: _builtins.int = ...,
+        sequences: _abc.Iterable[Global___StepSequence] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "num_prefill_tokens", b"num_prefill_tokens", "num_sequences", b"num_sequences", "num_tokens", b"num_tokens", "sequences", b"sequences", "started_at_s", b"started_at_s", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepDescription: _TypeAlias = StepDescription  # noqa: Y015
+
+@_typing.final
+class StepSequence(_message.Message):
+    """What one sequence got of a step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id."""
+    num_prompt_tokens: _builtins.int
+    """Tokens of its prompt; 0: the step decoded it."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        num_prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepSequence: _TypeAlias = StepSequence  # noqa: Y015
+
+@_typing.final
+class MapPagesRequest(_message.Message):
+    """Asks for a map of an arena's pages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_RANGES_FIELD_NUMBER: _builtins.int
+    max_ranges: _builtins.int
+    """Ranges at most, 1 to 1024."""
+    def __init__(
+        self,
+        *,
+        max_ranges: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_ranges", b"max_ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MapPagesRequest: _TypeAlias = MapPagesRequest  # noqa: Y015
+
+@_typing.final
+class MapPagesResponse(_message.Message):
+    """The pages of one arena in ranges of the same length; the last one may be shorter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_PAGES_FIELD_NUMBER: _builtins.int
+    PAGES_PER_RANGE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    num_pages: _builtins.int
+    """All pages of the arena."""
+    pages_per_range: _builtins.int
+    """Pages of a range."""
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___PageRange]:
+        """In the order of their pages."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: _builtins.int = ...,
+        pages_per_range: _builtins.int = ...,
+        ranges: _abc.Iterable[Global___PageRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_pages", b"num_pages", "pages_per_range", b"pages_per_range", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MapPagesResponse: _TypeAlias = MapPagesResponse  # noqa: Y015
+
+@_typing.final
+class PageRange(_message.Message):
+    """Pages of a range by their state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_FREE_FIELD_NUMBER: _builtins.int
+    NUM_LEASED_FIELD_NUMBER: _builtins.int
+    NUM_ORPHANED_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_FIELD_NUMBER: _builtins.int
+    NUM_SHARED_FIELD_NUMBER: _builtins.int
+    num_free: _builtins.int
+    """Nobody has them."""
+    num_leased: _builtins.int
+    """Workers have them."""
+    num_orphaned: _builtins.int
+    """Of workers that died, not given on yet."""
+    num_cached: _builtins.int
+    """Sealed prefixes that nobody uses now."""
+    num_shared: _builtins.int
+    """Sealed prefixes that sequences use."""
+    def __init__(
+        self,
+        *,
+        num_free: _builtins.int = ...,
+        num_leased: _builtins.int = ...,
+        num_orphaned: _builtins.int = ...,
+        num_cached: _builtins.int = ...,
+        num_shared: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached", b"num_cached", "num_free", b"num_free", "num_leased", b"num_leased", "num_orphaned", b"num_orphaned", "num_shared", b"num_shared"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageRange: _TypeAlias = PageRange  # noqa: Y015

@@ -40,6 +40,16 @@ class AdminStub:
                 request_serializer=weir_dot_v1_dot_admin__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=weir_dot_v1_dot_admin__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.ListSteps = channel.unary_unary(
+                '/weir.v1.Admin/ListSteps',
+                request_serializer=weir_dot_v1_dot_admin__pb2.ListStepsRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_admin__pb2.ListStepsResponse.FromString,
+                _registered_method=True)
+        self.MapPages = channel.unary_unary(
+                '/weir.v1.Admin/MapPages',
+                request_serializer=weir_dot_v1_dot_admin__pb2.MapPagesRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_admin__pb2.MapPagesResponse.FromString,
+                _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/weir.v1.Admin/ListWorkers',
                 request_serializer=weir_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
@@ -73,6 +83,22 @@ class AdminServicer:
 
     def Describe(self, request, context):
         """Counters, gauges and the result of check_integrity().
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSteps(self, request, context):
+        """A worker's last steps, and who was in each. It remembers them for some seconds after it was asked last, so that the
+        first call finds none. Any other process answers UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MapPages(self, request, context):
+        """What the pages of an arena are used for, range by range. Its transfer service serves it, any other process answers
+        UNIMPLEMENTED.
         The calls below are the leading scheduler's to answer, to operators alone. A standby answers UNAVAILABLE, any other
         process UNIMPLEMENTED.
         """
@@ -125,6 +151,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=weir_dot_v1_dot_admin__pb2.DescribeRequest.FromString,
                     response_serializer=weir_dot_v1_dot_admin__pb2.DescribeResponse.SerializeToString,
+            ),
+            'ListSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSteps,
+                    request_deserializer=weir_dot_v1_dot_admin__pb2.ListStepsRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_admin__pb2.ListStepsResponse.SerializeToString,
+            ),
+            'MapPages': grpc.unary_unary_rpc_method_handler(
+                    servicer.MapPages,
+                    request_deserializer=weir_dot_v1_dot_admin__pb2.MapPagesRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_admin__pb2.MapPagesResponse.SerializeToString,
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
@@ -180,6 +216,60 @@ class Admin:
             '/weir.v1.Admin/Describe',
             weir_dot_v1_dot_admin__pb2.DescribeRequest.SerializeToString,
             weir_dot_v1_dot_admin__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Admin/ListSteps',
+            weir_dot_v1_dot_admin__pb2.ListStepsRequest.SerializeToString,
+            weir_dot_v1_dot_admin__pb2.ListStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MapPages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Admin/MapPages',
+            weir_dot_v1_dot_admin__pb2.MapPagesRequest.SerializeToString,
+            weir_dot_v1_dot_admin__pb2.MapPagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,14 @@ class AdminStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeRequest, _admin_pb2.DescribeResponse]
-    """Counters, gauges and the result of check_integrity().
+    """Counters, gauges and the result of check_integrity()."""
+    ListSteps: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListStepsRequest, _admin_pb2.ListStepsResponse]
+    """A worker's last steps, and who was in each. It remembers them for some seconds after it was asked last, so that the
+    first call finds none. Any other process answers UNIMPLEMENTED.
+    """
+    MapPages: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MapPagesRequest, _admin_pb2.MapPagesResponse]
+    """What the pages of an arena are used for, range by range. Its transfer service serves it, any other process answers
+    UNIMPLEMENTED.
     The calls below are the leading scheduler's to answer, to operators alone. A standby answers UNAVAILABLE, any other
     process UNIMPLEMENTED.
     """
@@ -61,7 +68,14 @@ class AdminAsyncStub(AdminStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeRequest, _admin_pb2.DescribeResponse]  # type: ignore[assignment]
-    """Counters, gauges and the result of check_integrity().
+    """Counters, gauges and the result of check_integrity()."""
+    ListSteps: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListStepsRequest, _admin_pb2.ListStepsResponse]  # type: ignore[assignment]
+    """A worker's last steps, and who was in each. It remembers them for some seconds after it was asked last, so that the
+    first call finds none. Any other process answers UNIMPLEMENTED.
+    """
+    MapPages: _aio.UnaryUnaryMultiCallable[_admin_pb2.MapPagesRequest, _admin_pb2.MapPagesResponse]  # type: ignore[assignment]
+    """What the pages of an arena are used for, range by range. Its transfer service serves it, any other process answers
+    UNIMPLEMENTED.
     The calls below are the leading scheduler's to answer, to operators alone. A standby answers UNAVAILABLE, any other
     process UNIMPLEMENTED.
     """
@@ -91,7 +105,26 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeResponse, _abc.Awaitable[_admin_pb2.DescribeResponse]]:
-        """Counters, gauges and the result of check_integrity().
+        """Counters, gauges and the result of check_integrity()."""
+
+    @_abc_1.abstractmethod
+    def ListSteps(
+        self,
+        request: _admin_pb2.ListStepsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListStepsResponse, _abc.Awaitable[_admin_pb2.ListStepsResponse]]:
+        """A worker's last steps, and who was in each. It remembers them for some seconds after it was asked last, so that the
+        first call finds none. Any other process answers UNIMPLEMENTED.
+        """
+
+    @_abc_1.abstractmethod
+    def MapPages(
+        self,
+        request: _admin_pb2.MapPagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.MapPagesResponse, _abc.Awaitable[_admin_pb2.MapPagesResponse]]:
+        """What the pages of an arena are used for, range by range. Its transfer service serves it, any other process answers
+        UNIMPLEMENTED.
         The calls below are the leading scheduler's to answer, to operators alone. A standby answers UNAVAILABLE, any other
         process UNIMPLEMENTED.
         """
