@@ -20,12 +20,17 @@ from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
+from weir_gateway.batches.jobs import BatchJobs, BatchSettings
+from weir_gateway.batches.lines import LineBounds
+from weir_gateway.batches.runner import RunnerSettings
+from weir_gateway.batches.store import BatchBounds
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
 from weir_gateway.driving.request_span import RequestSpans
 from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
 from weir_gateway.entry.entry import Entry
+from weir_gateway.frontends.batches.answerer import LineAnswerer
 from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpServer, HttpSettings
@@ -63,6 +68,7 @@ class GatewaySettings:
     is_lower_priority_first: bool = False
     keeps_responses: bool = True
     has_vllm_metrics: bool = True
+    batches: BatchSettings = field(default_factory=BatchSettings)
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "GatewaySettings":
@@ -101,6 +107,17 @@ class GatewaySettings:
             is_lower_priority_first=config.openai_priority == "lower-first",
             keeps_responses=config.keeps_responses,
             has_vllm_metrics=config.vllm_metrics,
+            batches=BatchSettings(
+                url=config.batch_url,
+                max_file_bytes=config.batch_file_mb << 20,
+                max_tenant_bytes=config.batch_tenant_mb << 20,
+                bounds=BatchBounds(
+                    LineBounds(max_lines=config.batch_max_lines),
+                    max_open=config.batch_max_open,
+                    keeps_s=config.batch_keep_days * 86_400,
+                ),
+                runner=RunnerSettings(max_at_once=config.batch_at_once, lease_s=config.batch_lease_s),
+            ),
         )
 
 
@@ -167,8 +184,10 @@ class Gateway:
         )
         self.processor = InputProcessor(models, self._entry, settings.limits, lengths, self._driver, self._keys, spans)
         self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
+        self._jobs = BatchJobs.try_make(process.gateway_id, settings.batches)
+        self._answerer = LineAnswerer(self.processor, self._keys, access.caller_of, settings.http.unknown_fields)
         self._frontend = HttpFrontend(
-            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses
+            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._jobs
         )
         self._neighbours = NeighbourWatch(bus, self._subjects, clock)
         vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, models)
@@ -197,17 +216,23 @@ class Gateway:
             wait_s = self._settings.access_wait_s
             logger.warning("no rules of access after %g s: nobody is let in until they come", wait_s)
         self._is_ready = True
+        if self._jobs is not None:
+            self._jobs.start(self._answerer)
         await self._http.start()
 
     async def drain(self, deadline_s: float) -> None:
         """Takes no new request, and waits for those that run."""
         self._is_ready = False
+        if self._jobs is not None:
+            await self._jobs.runner.drain()
         self._keys.drain()
         await self._driver.drain(deadline_s)
 
     async def stop(self) -> None:
         """Ends what still runs, here and at scheduler and workers, and closes."""
         self._is_ready = False
+        if self._jobs is not None:
+            await self._jobs.stop()
         await self._driver.stop()
         await self._keys.stop()
         await end_tasks(self._tasks)
@@ -238,6 +263,7 @@ class Gateway:
             **self._keys.metrics(),
             **self._key_store.metrics(),
             **(self._responses.metrics() if self._responses is not None else {}),
+            **(self._jobs.runner.metrics() if self._jobs is not None else {}),
             **self._http.metrics(),
             "registry_malformed_total": float(self._decode_workers.num_malformed),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],

@@ -149,12 +149,12 @@ def test_a_lease_that_is_renewed_does_not_end(store: Store, clock: Clock) -> Non
 def test_a_line_that_is_released_waits_and_counts_its_tries_where_it_should(store: Store, clock: Clock) -> None:
     store.submit(request("r"))
     [line] = store.batches.claim("g", 9, 10)
-    store.batches.release(line, 5, counts=False)
+    store.batches.release(line, 5, False)
     assert store.batches.claim("g", 9, 10) == []
     clock.now_s += 5
     [line] = store.batches.claim("g", 9, 10)
     assert line.num_tries == 1
-    store.batches.release(line, 0, counts=True)
+    store.batches.release(line, 0, True)
     assert [line.num_tries for line in store.batches.claim("g", 9, 10)] == [2]
 
 
@@ -199,7 +199,7 @@ def test_a_batch_that_is_cancelled_keeps_what_is_answered_and_tells_of_the_rest(
     assert store.batches.claim("g", 9, 10) == []
     assert store.batches.renew("g", [second], 10) == [], "it is to be let go of"
     assert store.batches.end_due() == [], "somebody may be writing its answer"
-    store.batches.release(second, 0, counts=False)
+    store.batches.release(second, 0, False)
     [ended] = store.batches.end_due()
     assert ended.status is BatchStatus.CANCELLED
     assert [line["custom_id"] for line in store.lines_of(ended.output_file_id)] == ["r0"]

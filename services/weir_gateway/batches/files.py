@@ -98,11 +98,10 @@ class FileStore:
 def write_file(connection: Connection, record: FileRecord, content: Iterable[bytes]) -> FileRecord:
     """In the caller's transaction; `content` in pieces of any size. Returns it with its bytes counted."""
     connection.execute(insert(files), [_row_of(record)])
-    num_bytes = number = 0
-    for data in _in_parts(content):
+    num_bytes = 0
+    for number, data in enumerate(_in_parts(content)):
         connection.execute(insert(parts), [{"file_id": record.file_id, "part": number, "data": data}])
         num_bytes += len(data)
-        number += 1
     connection.execute(files.update().where(files.c.file_id == record.file_id).values(num_bytes=num_bytes))
     return replace(record, num_bytes=num_bytes)
 

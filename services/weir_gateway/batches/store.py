@@ -139,7 +139,7 @@ class BatchStore:
                     kept.append(line)
         return kept
 
-    def release(self, line: ClaimedLine, wait_s: float, *, counts: bool) -> None:
+    def release(self, line: ClaimedLine, wait_s: float, counts: bool) -> None:
         """To be tried again; `counts`: as one of its tries."""
         left = {"owner": None, "due_s": self._now_s() + wait_s, "num_tries": line.num_tries - (not counts)}
         with self._database.begin() as connection:
@@ -147,7 +147,9 @@ class BatchStore:
 
     def finish(self, line: ClaimedLine, result: LineResult) -> bool:
         """False: somebody else has claimed the line since, or its batch has ended; nothing is written."""
+        of_batch = select(batches.c.batch_id).where(batches.c.batch_id == line.batch_id)
         with self._database.begin() as connection:
+            connection.execute(of_batch.with_for_update())  # before its lines, as where a batch is ended
             if not connection.execute(delete(lines).where(_is_held(line))).rowcount:
                 return False
             _add_results(connection, line.batch_id, [(line.number, result)])

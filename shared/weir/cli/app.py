@@ -9,6 +9,7 @@ import typer
 
 import weir
 from weir.cli import (
+    batch,
     bench,
     chat,
     doctor,
@@ -86,6 +87,7 @@ app.command()(simulate.simulate)
 app.command()(plan.plan)
 app.command()(profile.profile)
 app.command()(train_predictor.train_predictor)
+app.add_typer(batch.app, name="batch")
 app.add_typer(bench.app, name="bench")
 app.add_typer(scheduling.limits_app, name="limits")
 app.add_typer(scheduling.policy_app, name="policy")
