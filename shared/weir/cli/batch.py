@@ -40,8 +40,8 @@ def submit(
     `vllm run-batch` have it. The endpoint is that of the first line. Bad lines are named, and the others answered.
 
     \b
-    weir batch submit requests.jsonl
-    weir batch submit requests.jsonl --completion-window 2h --json
+    weir batch submit batch.jsonl
+    weir batch submit batch.jsonl --completion-window 2h --json
     """
     endpoint = _endpoint_of(source)
     with _client(url, api_key) as client, source.open("rb") as content:
@@ -66,7 +66,7 @@ def status(
     """Show how far a batch is.
 
     \b
-    weir batch status batch_0123456789abcdef0123456789abcdef --wait
+    weir batch status $(weir batch submit batch.jsonl) --wait
     """
     with _client(url, api_key) as client:
         batch = _waited(client, batch_id) if waits else _batch(client, batch_id)
@@ -80,7 +80,7 @@ def cancel(
     """End a batch; what is answered can be fetched.
 
     \b
-    weir batch cancel batch_0123456789abcdef0123456789abcdef
+    weir batch cancel $(weir batch submit batch.jsonl)
     """
     with _client(url, api_key) as client:
         batch = _asked(client, "POST", f"/v1/batches/{batch_id}/cancel")
@@ -99,7 +99,7 @@ def fetch(
     """Write the answers of a batch that has ended, and its errors if there are any. Exit code 1: some lines failed.
 
     \b
-    weir batch fetch batch_0123456789abcdef0123456789abcdef --wait --output answers.jsonl
+    weir batch fetch $(weir batch submit batch.jsonl) --wait --output batch_answers.jsonl
     """
     output_path = output_path or Path(f"{batch_id}.jsonl")
     errors_path = errors_path or output_path.with_suffix(".errors.jsonl")
