@@ -50,6 +50,11 @@ def counts_of(stack: Stack, batch_id: str) -> Counter[str]:
         return Counter()
 
 
+def is_done(counts: Counter[str], num_lines: int) -> bool:
+    assert not counts["failed"], "a line without fault has failed"
+    return counts["completed"] >= num_lines
+
+
 def kill_everything(stack: Stack) -> None:
     """The supervisor first, which would start the others again."""
     report = stack.status()
@@ -66,7 +71,7 @@ def test_every_line_is_answered_once_though_everything_is_killed_twice(stack: St
     batch_id = submitted.stdout.strip()
     for third in (1, 2):
         wait_until(
-            lambda: counts_of(stack, batch_id)["completed"] >= NUM_LINES * third // 3,  # noqa: B023 - called at once
+            lambda: is_done(counts_of(stack, batch_id), NUM_LINES * third // 3),  # noqa: B023 - called at once
             timeout_s=WAIT_S,
             what=f"{third} thirds of the lines are answered",
         )

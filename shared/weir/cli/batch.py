@@ -117,19 +117,24 @@ def fetch(
 
 
 def _endpoint_of(source: Path) -> str:
-    """Of the first line that is JSON; the gateway names those that are not."""
+    """Of the first line that has one; the gateway names lines that have none."""
     try:
         with source.open("rb") as lines:
-            for line in lines:
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(entry, dict) and isinstance(entry.get("url"), str):
-                    return str(entry["url"])
+            found = next(filter(None, map(_try_url_of, lines)), None)
     except OSError as error:
         fail(f"{source}: {error.strerror or error}", code=EXIT_USAGE)
-    fail(f'{source}: no line has a "url", such as "/v1/chat/completions"', code=EXIT_USAGE)
+    if found is not None:
+        return found
+    return fail(f'{source}: no line has a "url", such as "/v1/chat/completions"', code=EXIT_USAGE)
+
+
+def _try_url_of(line: bytes) -> str | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    url = entry.get("url") if isinstance(entry, dict) else None
+    return url if isinstance(url, str) else None
 
 
 @contextmanager

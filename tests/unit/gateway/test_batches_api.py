@@ -14,6 +14,7 @@ from openai.types import Batch
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.bus.configuration import AccessRules, TenantAccess
+from weir.bus.messages import RefusalReason, SubmitReply
 from weir.core.credentials import key_digest
 from weir_gateway.batches.jobs import BatchSettings
 from weir_gateway.batches.runner import RunnerSettings
@@ -201,3 +202,14 @@ async def test_another_gateway_goes_on_with_a_batch_without_answering_a_line_twi
         lines = await lines_of(client, done.output_file_id)
         assert [line["custom_id"] for line in lines] == [f"r{index}" for index in range(200)]
         assert world.metric("batch_lines_answered_total") <= 190
+
+
+async def test_lines_wait_for_the_first_worker_of_their_model(world: World, client: openai.AsyncOpenAI) -> None:
+    unknown = SubmitReply(5, False, RefusalReason.UNKNOWN_MODEL, "no worker ever served it", 0)
+    world.scheduler.refusal = unknown
+    made = await submit(client, chat("early"))
+    await world.until(lambda: world.metric("batch_lines_retried_total") >= 1, "the line was tried")
+    world.scheduler.refusal = None
+    done = await ended(client, made)
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)

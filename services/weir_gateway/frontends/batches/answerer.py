@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from opentelemetry.context import Context
 
-from weir.core.errors import Overloaded, WeirError
+from weir.core.errors import NotFound, Overloaded, Unavailable, WeirError
 from weir_gateway.access import Caller
 from weir_gateway.batches.records import ClaimedLine, LineResult
 from weir_gateway.batches.results import answered
@@ -26,6 +26,7 @@ from weir_gateway.keys.keyed_requests import KeyedRequests
 
 _BATCH_LANE = "batch"
 _CANCELLED = 499
+_NO_WORKER_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +60,20 @@ class LineAnswerer:
     async def _answer(self, line: ClaimedLine, asked: AskedAnswer, caller: Caller) -> tuple[str, bytes]:
         """A lane or a priority of the line's own are no matter: a batch waits behind what somebody waits for."""
         options = replace(asked.client_request.options, lane=lane_of(caller))
+        self.processor.models.find(options.model, asked.client_request.names["model"])
         if asked.client_request.num_prompts == 1 and options.n in (None, 1):
             # Where the gateway dies amid the answer, the next one goes on with it.
             options = replace(options, idempotency_key=_key_of(line))
         request = replace(asked.client_request, options=options, priority=None, is_stream=False)
-        opened = await self.processor.open(request, caller, Context(), None)
         try:
-            body = await whole_answer(opened, AnswerRenderer(opened, asked.rendering))
-        except BaseException:
-            opened.leave()
-            raise
+            opened = await self.processor.open(request, caller, Context(), None)
+            try:
+                body = await whole_answer(opened, AnswerRenderer(opened, asked.rendering))
+            except BaseException:
+                opened.leave()
+                raise
+        except NotFound as error:  # the scheduler's, of a model of this gateway: after a start workers come last
+            raise Unavailable(f"{error.message} yet", retry_after_s=_NO_WORKER_WAIT_S) from error
         return opened.request_id, body
 
 
