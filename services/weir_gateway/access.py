@@ -72,9 +72,7 @@ class AccessControl:
 
     def identify(self, api_key: str | None) -> Caller:
         """Raises Unauthenticated where keys are asked for, and Unavailable before the rules are known."""
-        if self._rules is None:
-            message = "the rules of access are not known yet; try again"
-            raise Unavailable(message, retry_after_s=_UNKNOWN_RULES_RETRY_S)
+        self._known_rules()
         if self._anonymous is not None:
             return self._anonymous
         if api_key is None:
@@ -87,6 +85,7 @@ class AccessControl:
             raise Unauthenticated("the API key is not known")
         return caller
 
+<<<<<<< HEAD
     def caller_of(self, tenant: str) -> Caller:
         """For work that a tenant left here. Raises PermissionDenied for one that is none any more, and Unavailable."""
         if self._rules is None:
@@ -95,6 +94,35 @@ class AccessControl:
         if caller is None:
             raise PermissionDenied(f"{tenant!r} is no tenant any more")
         return caller
+=======
+    def check_operator(self, key: str | None, *, is_from_here: bool) -> None:
+        """As the scheduler does: a key once anybody has one. Where nobody has, whoever asks from this host.
+
+        Raises Unauthenticated, PermissionDenied, or Unavailable before the rules are known.
+        """
+        rules = self._known_rules()
+        if not rules.asks_operators and not self._by_digest:
+            if not is_from_here:
+                raise PermissionDenied(
+                    "without keys operators are answered on the gateway's own host alone: ask from there, or put "
+                    "admin_key_digests into the limits file (`weir limits key` makes one)"
+                )
+            return
+        if key is None:
+            raise Unauthenticated("an admin key is needed: send Authorization: Bearer KEY, or give --admin-key")
+        digest = key_digest(key)
+        if not any(hmac.compare_digest(digest, admin) for admin in rules.admin_key_digests):
+            if digest[:_LOOKUP_BYTES] in self._by_digest:
+                raise PermissionDenied("this is a tenant's key: what operators see takes one of admin_key_digests")
+            raise Unauthenticated("the admin key is not known")
+
+    def _known_rules(self) -> AccessRules:
+        """Raises Unavailable."""
+        if self._rules is None:
+            message = "the rules of access are not known yet; try again"
+            raise Unavailable(message, retry_after_s=_UNKNOWN_RULES_RETRY_S)
+        return self._rules
+>>>>>>> main
 
     def scope_of(
         self, caller: Caller, names: Mapping[str, str], lane: str, priority: int | None, cache_salt: str

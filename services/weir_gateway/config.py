@@ -15,9 +15,13 @@ _MIN_MESSAGE_BYTES = 1 << 16
 _MAX_ADOPTER_WAIT_S = 30  # what it looks at most where no other worker can go on
 _MAX_CLAIM_WAIT_S = 3600
 _MAX_KEEP_ALIVE_S = 3600
+<<<<<<< HEAD
 _MAX_BATCH_LINES = 1_000_000
 _MAX_BATCH_FILE_MB = 1024
 _MAX_KEEP_DAYS = 365
+=======
+_MIN_AUDIT_HOURS, _MAX_AUDIT_HOURS = 0.01, 87_600
+>>>>>>> main
 
 
 @dataclass(frozen=True)
@@ -101,11 +105,17 @@ class GatewayConfig(ServiceConfig):
     )
     max_kept: int = setting(256, "Requests that are kept so at most; then the one that waited longest is let go.")
     max_kept_mb: int = setting(64, "MiB that they may take, roughly.")
+    max_recent_requests: int = setting(1000, "Requests that have ended and are remembered for `weir trace` at most.")
+    max_recent_mb: int = setting(8, "MiB that they may take, roughly.")
 
     predictor: str = setting("", "File of `weir train-predictor` that predicts output lengths. Empty: none.")
     request_log: str = setting("", "File to log ended requests to, to train a predictor on. Empty: none.")
     request_log_text: bool = setting(False, "Log prompts' tokens, which are their text; else their pooled features.")
     request_log_mb: int = setting(64, "Size of the request log at most, in MiB, with the part that is rotated out.")
+
+    audit: bool = setting(False, "Keep life events of requests in a stream of NATS, for `weir audit`; no texts.")
+    audit_mb: int = setting(64, "Size of that stream at most, in MiB; the oldest events make room.")
+    audit_hours: float = setting(168.0, "Hours that events stay in it at most.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,7 +139,10 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "max_kept", 0, _MAX_REQUESTS)
         check_range(self, "sse_keep_alive_s", 0, _MAX_KEEP_ALIVE_S)
         check_range(self, "max_kept_mb", 0, _MAX_LOG_MB)
+        check_range(self, "max_recent_requests", 0, _MAX_REQUESTS)
+        check_range(self, "max_recent_mb", 0, _MAX_LOG_MB)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
+<<<<<<< HEAD
         check_range(self, "batch_at_once", 1, _MAX_REQUESTS)
         check_range(self, "batch_lease_s", 1, _MAX_CLAIM_WAIT_S)
         check_range(self, "batch_max_lines", 1, _MAX_BATCH_LINES)
@@ -137,6 +150,11 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "batch_file_mb", 1, _MAX_BATCH_FILE_MB)
         check_range(self, "batch_tenant_mb", 1, _MAX_LOG_MB)
         check_range(self, "batch_keep_days", 1, _MAX_KEEP_DAYS)
+=======
+        check_range(self, "audit_mb", 1, _MAX_LOG_MB)
+        if not _MIN_AUDIT_HOURS <= self.audit_hours <= _MAX_AUDIT_HOURS:
+            raise ValueError(f"audit_hours {self.audit_hours}: must be in [{_MIN_AUDIT_HOURS}, {_MAX_AUDIT_HOURS}]")
+>>>>>>> main
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         for name in (

@@ -8,11 +8,12 @@ from typing import Any
 
 from opentelemetry.trace import Tracer
 
+from weir.bus.audit import AuditBounds
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.keys import AskHolder
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
-from weir.core.clock import SystemClock
+from weir.core.clock import Clock, SystemClock
 from weir.core.errors import Unavailable
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
@@ -20,10 +21,14 @@ from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
+<<<<<<< HEAD
 from weir_gateway.batches.jobs import BatchJobs, BatchSettings
 from weir_gateway.batches.lines import LineBounds
 from weir_gateway.batches.runner import RunnerSettings
 from weir_gateway.batches.store import BatchBounds
+=======
+from weir_gateway.audit import AuditSettings, AuditWriter
+>>>>>>> main
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
@@ -41,6 +46,7 @@ from weir_gateway.keys.keyed_requests import KeyedRequests, KeySettings
 from weir_gateway.metrics.metrics_page import MetricsPage, VllmMetrics
 from weir_gateway.metrics.neighbours import NeighbourWatch
 from weir_gateway.output_lengths import OutputLengths
+from weir_gateway.recent.store import RecentRequests, RecentSettings
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.validation import Limits
 from weir_gateway.workers.connection import ConnectionSettings
@@ -62,13 +68,19 @@ class GatewaySettings:
     limits: Limits = field(default_factory=Limits)
     keys: KeySettings = field(default_factory=KeySettings)
     http: HttpSettings = field(default_factory=HttpSettings)
+    recent: RecentSettings = field(default_factory=RecentSettings)
     report_interval_s: float = 1.0
     access_wait_s: float = 8.0
     """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
     is_lower_priority_first: bool = False
     keeps_responses: bool = True
     has_vllm_metrics: bool = True
+<<<<<<< HEAD
     batches: BatchSettings = field(default_factory=BatchSettings)
+=======
+    audit: AuditSettings | None = None
+    """None: no life events are kept."""
+>>>>>>> main
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "GatewaySettings":
@@ -103,10 +115,12 @@ class GatewaySettings:
                 ),
                 unknown_fields=config.unknown_fields,
             ),
+            recent=RecentSettings(config.max_recent_requests, config.max_recent_mb << 20),
             access_wait_s=config.scheduler_wait_s,
             is_lower_priority_first=config.openai_priority == "lower-first",
             keeps_responses=config.keeps_responses,
             has_vllm_metrics=config.vllm_metrics,
+<<<<<<< HEAD
             batches=BatchSettings(
                 url=config.batch_url,
                 max_file_bytes=config.batch_file_mb << 20,
@@ -117,6 +131,10 @@ class GatewaySettings:
                     keeps_s=config.batch_keep_days * 86_400,
                 ),
                 runner=RunnerSettings(max_at_once=config.batch_at_once, lease_s=config.batch_lease_s),
+=======
+            audit=(
+                AuditSettings(AuditBounds(config.audit_mb << 20, config.audit_hours * 3600)) if config.audit else None
+>>>>>>> main
             ),
         )
 
@@ -132,6 +150,7 @@ class GatewayProcess:
     request_shutdown: Callable[[str], None]
     figures: Callable[[], Described] | None = None
     """All that the process says of itself; None: what the gateway in it does."""
+    clock: Clock = field(default_factory=SystemClock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +173,7 @@ class Gateway:
         model: ServedModel,
         lengths: OutputLengths,
     ) -> None:
-        clock = SystemClock()
+        clock = process.clock
         self._settings = settings
         self._gateway_id = process.gateway_id
         self._subjects = Subjects(settings.instance)
@@ -180,14 +199,22 @@ class Gateway:
         self._keys = KeyedRequests(self._gateway_id, self._key_store, settings.keys)
         models, spans = (
             ModelDirectory([model], self._decode_workers.longest_context),
-            RequestSpans(process.tracer, clock),
+            RequestSpans(process.tracer, clock, RecentRequests(process.gateway_id, settings.recent, clock)),
+        )
+        self._audit = (
+            None if settings.audit is None else AuditWriter(bus, self._subjects, self._gateway_id, settings.audit)
         )
         self.processor = InputProcessor(models, self._entry, settings.limits, lengths, self._driver, self._keys, spans)
+        self.processor.audit = self._audit
         self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
         self._jobs = BatchJobs.try_make(process.gateway_id, settings.batches)
         self._answerer = LineAnswerer(self.processor, self._keys, access.caller_of, settings.http.unknown_fields)
         self._frontend = HttpFrontend(
+<<<<<<< HEAD
             self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._jobs
+=======
+            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._port.quotas
+>>>>>>> main
         )
         self._neighbours = NeighbourWatch(bus, self._subjects, clock)
         vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, models)
@@ -211,6 +238,8 @@ class Gateway:
         await self._entry.follow(self._endpoint, self._subjects)
         await self._endpoint.serve(self._subjects.key(self._gateway_id), AskHolder, self._keys.on_ask)
         self._spawn(self._driver.watch(), "watch requests")
+        if self._audit is not None:
+            self._spawn(self._audit.run(), "write life events")
         self._spawn(self._inbox.report_for_ever(), "report held requests")
         if not await self._access_watch.wait_known(self._settings.access_wait_s):
             wait_s = self._settings.access_wait_s
@@ -236,6 +265,8 @@ class Gateway:
         await self._driver.stop()
         await self._keys.stop()
         await end_tasks(self._tasks)
+        if self._audit is not None:
+            await self._audit.close()
         await self._connections.close()
         await self._http.stop()  # before what answers are made of
         await self._neighbours.close()
@@ -263,8 +294,13 @@ class Gateway:
             **self._keys.metrics(),
             **self._key_store.metrics(),
             **(self._responses.metrics() if self._responses is not None else {}),
+<<<<<<< HEAD
             **(self._jobs.runner.metrics() if self._jobs is not None else {}),
+=======
+            **(self._audit.metrics() if self._audit is not None else {}),
+>>>>>>> main
             **self._http.metrics(),
+            **self.processor.spans.recent.metrics(),
             "registry_malformed_total": float(self._decode_workers.num_malformed),
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
@@ -272,7 +308,8 @@ class Gateway:
         return Description(metrics, self._check_integrity, histograms=self.processor.figures.histograms())
 
     def _check_integrity(self) -> list[str]:
-        return [*self.processor.check_integrity(), *self._driver.check_integrity(), *self._keys.check_integrity()]
+        parts = (self.processor, self._driver, self._keys, self.processor.spans.recent)
+        return [error for part in parts for error in part.check_integrity()]
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))

@@ -14,6 +14,7 @@ from weir.core.life import Phase
 from weir.core.options import MAX_CHOICES, GenerateOptions
 from weir.telemetry.labels import StickyLabels
 from weir_gateway.access import Caller
+from weir_gateway.audit import AuditWriter
 from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id_of
 from weir_gateway.driving.output_pace import OutputPace
@@ -118,12 +119,13 @@ class InputProcessor:
     ) -> None:
         self.models = models
         self._entry = entry
-        self._access = entry.access
+        self.access = entry.access
         self._limits = limits
         self._lengths = lengths
         self._driver = driver
         self._keys = keys
-        self._spans = spans
+        self.spans = spans
+        self.audit: AuditWriter | None = None  # hears of each end
         self._clock = spans.clock
         self._pace = OutputPace(self._clock)
         self._tokenizer = PromptTokenizer()
@@ -136,7 +138,7 @@ class InputProcessor:
     def identify(self, api_key: str | None) -> Caller:
         """Who shows this key. Raises Unauthenticated, or Unavailable before it can be known."""
         try:
-            return self._access.identify(api_key)
+            return self.access.identify(api_key)
         except WeirError as error:
             self._metrics.count_rejection(error)
             raise
@@ -190,7 +192,7 @@ class InputProcessor:
     @contextlib.contextmanager
     def _span_of(self, client_request: ClientRequest, parent: Context) -> Iterator[RequestSpan]:
         """Ended, and the rejection counted, if the request is not accepted."""
-        span = self._spans.begin(client_request, parent)
+        span = self.spans.begin(client_request, parent)
         try:
             yield span
         except WeirError as error:
@@ -259,7 +261,7 @@ class InputProcessor:
         options, names = client_request.options, client_request.names
         lane, model = "", ""
         with contextlib.suppress(WeirError):  # `_check` says what is wrong with it
-            lane = self._access.scope_of(caller, names, options.lane, client_request.priority, "").lane
+            lane = self.access.scope_of(caller, names, options.lane, client_request.priority, "").lane
             model = self.models.find(options.model, names["model"]).name
         try:
             return self._entry.admit(QueueKey(model, lane, caller.tenant), self._num_choices(client_request))
@@ -284,7 +286,7 @@ class InputProcessor:
         options, names = client_request.options, client_request.names
         model = self.models.find(options.model, names["model"])
         check_fields(client_request, model, self._limits)
-        scope = self._access.scope_of(caller, names, options.lane, client_request.priority, options.cache_salt)
+        scope = self.access.scope_of(caller, names, options.lane, client_request.priority, options.cache_salt)
         check_caps(client_request, scope.caps, model.max_context_tokens)
         if not options.idempotency_key:  # else it may be the request that runs
             self._check_name_is_free(client_request, caller.tenant)
@@ -348,8 +350,6 @@ class InputProcessor:
             )
             for index, (choice, choice_span, times) in enumerate(zip(choices, spans, times_of_all, strict=True))
         ]
-        for state in states:
-            state.succeed(succession)
         opened = OpenRequest(states, span, self._clock, self._pace)
         key = (tenant, opened.client_id)
         self._by_client_id[key] = opened
@@ -360,6 +360,8 @@ class InputProcessor:
             )
         self._metrics.count_prompt_tokens(tenant, opened.num_prompt_tokens)
         for state, choice_span, times in zip(states, spans, times_of_all, strict=True):
+            state.succeed(succession)
+            choice_span.remember(state.request_id, state.checked, times)
             state.ended.add_done_callback(partial(self._on_choice_end, state, times))
             self._driver.drive(state, choice_span)
         return opened
@@ -367,6 +369,8 @@ class InputProcessor:
     def _on_choice_end(self, state: RequestState, times: RequestTimes, ended: "asyncio.Future[RequestEnd]") -> None:
         times.end(ended.result(), len(state.checked.prompt_token_ids), state.num_cached_tokens)
         self._lengths.observe(state, ended.result())
+        if self.audit is not None:
+            self.audit.note(state, ended.result(), times.ttft_s)
 
     def _on_end(self, key: tuple[str, str], opened: OpenRequest, figures: LaneFigures) -> None:
         self._by_client_id.pop(key, None)

@@ -204,8 +204,8 @@ class SchedulerComponent:
         settings = self._settings
         bucket = await bus.bucket(self._subjects.configuration_bucket, durable=True)
         source = LimitsSource(Path(settings.limits_file)) if settings.limits_file else None
-        has_admin_key = self._operators.has_own_key
-        effective_limits = EffectiveLimits(settings.limits, settings.policy, has_admin_key=has_admin_key)
+        own_digests = self._operators.own_digests
+        effective_limits = EffectiveLimits(settings.limits, settings.policy, own_admin_digests=own_digests)
         keeper = LimitsKeeper(effective_limits, source, bucket, epoch)
         await keeper.load()
         return keeper

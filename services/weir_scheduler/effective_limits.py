@@ -37,11 +37,11 @@ class LimitChange:
 class EffectiveLimits:
     """Every change is checked whole before anything is changed; what cannot be raises InvalidRequest or ValueError."""
 
-    def __init__(self, base: CoreLimits, policy: str, *, has_admin_key: bool = False) -> None:
-        """`has_admin_key`: operators have one that is not in the limits."""
+    def __init__(self, base: CoreLimits, policy: str, *, own_admin_digests: tuple[bytes, ...] = ()) -> None:
+        """`own_admin_digests`: of operators' keys that are not in the limits."""
         self._base = base
         """What the flags say; the file goes over it."""
-        self._has_admin_key = has_admin_key
+        self._own_admin_digests = own_admin_digests
         self._configured_policy = policy
         self._file_text = ""
         self._file_limits = base
@@ -107,7 +107,7 @@ class EffectiveLimits:
 
     def access_rules(self, epoch: int) -> AccessRules:
         """For gateways."""
-        return _access_rules(self.limits, epoch)
+        return _access_rules(self.limits, epoch, self._own_admin_digests)
 
     def worker_rules(self, epoch: int) -> WorkerRules:
         """For workers."""
@@ -140,7 +140,8 @@ class EffectiveLimits:
             raise InvalidRequest([FieldViolation("admin_key_digests", problem)])
 
     def _lets_operators_in(self, limits: CoreLimits) -> bool:
-        return self._has_admin_key or bool(limits.admin_key_digests) or not limits.has_tenant_keys
+        has_admin_key = bool(self._own_admin_digests or limits.admin_key_digests)
+        return has_admin_key or not limits.has_tenant_keys
 
     def _check_keepable(self, overrides: Mapping[str, str]) -> None:
         """Raises InvalidRequest for what the next scheduler could not read: it would start without any change."""
@@ -157,7 +158,7 @@ class EffectiveLimits:
             raise InvalidRequest([FieldViolation("settings", problem)]) from error
 
 
-def _access_rules(limits: CoreLimits, epoch: int) -> AccessRules:
+def _access_rules(limits: CoreLimits, epoch: int, own_admin_digests: tuple[bytes, ...] = ()) -> AccessRules:
     lanes = tuple(lane.name for lane in limits.lanes)
     tenants = tuple(
         TenantAccess(
@@ -170,7 +171,10 @@ def _access_rules(limits: CoreLimits, epoch: int) -> AccessRules:
         for tenant in (*limits.tenants, limits.default_tenant)
     )
     caps = tuple(LaneCaps(lane.name, lane.caps) for lane in limits.lanes if lane.caps != NO_CAPS)
-    return AccessRules(epoch, lanes, limits.default_lane, limits.default_tenant.name, tenants, caps)
+    admins = (*own_admin_digests, *map(bytes.fromhex, limits.admin_key_digests))
+    asks_operators = bool(limits.has_tenant_keys or limits.admin_key_digests)
+    default_tenant = limits.default_tenant.name
+    return AccessRules(epoch, lanes, limits.default_lane, default_tenant, tenants, caps, admins, asks_operators)
 
 
 def _checked(limits: CoreLimits) -> CoreLimits:

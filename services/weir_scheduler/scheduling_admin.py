@@ -26,7 +26,7 @@ class Operators:
     """
 
     def __init__(self, own_key: str = "") -> None:
-        self._own_digests = (key_digest(own_key),) if own_key else ()
+        self.own_digests = (key_digest(own_key),) if own_key else ()
         self.num_refused = 0
 
     @classmethod
@@ -42,10 +42,6 @@ class Operators:
             )
         return cls(key)
 
-    @property
-    def has_own_key(self) -> bool:
-        return bool(self._own_digests)
-
     def check(self, key: str | None, limits: CoreLimits) -> None:
         """Raises Unauthenticated or PermissionDenied for who may not."""
         if not (limits.has_tenant_keys or limits.admin_key_digests):
@@ -57,7 +53,7 @@ class Operators:
             raise
 
     def _check_needed(self, key: str | None, limits: CoreLimits) -> None:
-        admins = (*self._own_digests, *map(bytes.fromhex, limits.admin_key_digests))
+        admins = (*self.own_digests, *map(bytes.fromhex, limits.admin_key_digests))
         if not admins:
             raise PermissionDenied(
                 "tenants have API keys and no admin key is known: put admin_key_digests into the limits file "

@@ -21,7 +21,8 @@ def write_files(folder: Path) -> None:
     for name in ("azure_2023_code.csv", "trace.csv"):
         _write(folder / name, "TIMESTAMP,ContextTokens,GeneratedTokens", *rows)
     _write(folder / "lengths.csv", "num_prefill_tokens,num_decode_tokens", *(f"{32 + at},{8 + at}" for at in range(32)))
-    _write(folder / "capture.jsonl", *(_captured(at) for at in range(_NUM_ROWS)))
+    for name in ("capture.jsonl", "events.jsonl"):
+        _write(folder / name, *(_captured(at) for at in range(_NUM_ROWS)))
     _write(folder / "prompts.jsonl", *(json.dumps({"prompt": f"{at} and {at} is"}) for at in range(4)))
     _write(folder / "batch.jsonl", *(_batch_line(at) for at in range(48)))
     _write(folder / "keys.txt", "a=key-of-tenant-a-0001", "b=key-of-tenant-b-0001")

@@ -36,6 +36,7 @@ ALONE: Mapping[str, str] = {
     "weir simulate azure_2023_code.csv --prefill 1 --decode 1 --rate 8 --arrivals poisson --ttft-ms 500": "",
     "weir simulate --rate 10 --num-requests 2000 --local 1 --policy shortest-prompt --json": "",
     "weir simulate trace.csv --profile measured.yaml": "",
+    "weir simulate events.jsonl --local 1": "",
     "weir plan azure_2023_code.csv --profile h100-llama3-8b --ttft-ms 500 --gap-ms 100 --rate 20": "",
     "weir plan capture.jsonl --profile measured.yaml --ttft-ms 2000 --max-gpus 8 --json": "",
     "weir profile --out measured.yaml": f"--model {MODEL} --rounds 1 --num-threads 1",
@@ -54,6 +55,8 @@ ON_STACK: Mapping[str, str] = {
     'weir generate --n 3 --temperature 0.8 --frequency-penalty 0.5 --seed 1 "Once upon a time"': "--max-tokens 16",
     'weir generate --timeout-s 2 --partial-at-deadline --json "Once upon a time"': "",
     "weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64": "",
+    "weir trace --last": "",
+    "weir trace --slowest --json": "",
     "weir batch submit batch.jsonl": "",
     "weir batch submit batch.jsonl --completion-window 2h --json": "",
     "weir batch cancel $(weir batch submit batch.jsonl)": "",
@@ -63,6 +66,15 @@ ON_STACK: Mapping[str, str] = {
     'weir chat --system "Answer in one sentence." --temperature 0': "",
     "weir bench prefix --num-chats 50": "--num-chats 1 --answer-tokens 4 --num-sharing 2 --shared-tokens 32",
     "weir bench serve --max-concurrency 32 --random-input-len 128 --random-output-len 64": "{http} --num-prompts 8",
+    "weir bench serve --request-rate 4 --burstiness 0.5 --goodput ttft:500 tpot:50 --metric-percentiles 50,90,99": (
+        "{http} --num-prompts 8 --request-rate 40"
+    ),
+    "weir bench serve --backend grpc-chat --dataset-name multi_turn --num-prompts 40 --request-rate 2": (
+        "--base-url {grpc} --num-prompts 6 --request-rate 40 --multi-turn-output-len 8"
+    ),
+    "weir bench serve --sweep-request-rates 1,2,4,8 --server a=http://10.0.0.1:8000 --server b=http://10.0.0.2:8000": (
+        "--sweep-request-rates 40,80 --num-prompts 8"
+    ),
     "weir bench serve --lane-mix interactive=0.2,batch=0.8 --tenant-mix a=1,b=3 --api-keys keys.txt": (
         "{http} --num-prompts 8"
     ),
@@ -72,6 +84,7 @@ ON_STACK: Mapping[str, str] = {
     "weir bench lanes --rounds 3": (
         "{http} --rounds 1 --num-flood 4 --flood-output-len 4 --num-urgent 2 --urgent-rate 20"
     ),
+    "weir audit --out events.jsonl": "",
     "weir profile --live": "",
     "weir limits show": "",
     "weir limits show --toml > limits.toml": "",
@@ -170,7 +183,10 @@ def pairs(shell: Shell) -> Iterator[Stack]:
     assert STARTS_TWO_PAIRS.endswith(of_example)
     ports = f"--grpc-port {stack.grpc_port} --http-port {stack.http_port}"
     try:
-        shell.run(f"{STARTS_TWO_PAIRS.replace(of_example, ports)} --instance {stack.instance} --detach", timeout_s=180)
+        shell.run(
+            f"WEIR_AUDIT=true {STARTS_TWO_PAIRS.replace(of_example, ports)} --instance {stack.instance} --detach",
+            timeout_s=180,
+        )
         yield stack
     finally:
         stack.stop()
@@ -183,8 +199,10 @@ def test_an_example_that_asks_a_stack(shell: Shell, pairs: Stack, example: str, 
     asking = Shell(shell.folder, {**shell.environ, **where})
     http = f"--base-url {pairs.http_url}"
     line = example.replace("weir-50052", pairs.instance)
+    line = line.replace("http://10.0.0.1:8000", pairs.http_url)
+    line = line.replace("http://10.0.0.2:8000", f"grpc://{pairs.grpc_address}")
     command, redirection, target = f"{line} ".partition(" > ")
-    line = f"{command} {appended.format(http=http)}{redirection}{target}"
+    line = f"{command} {appended.format(http=http, grpc=pairs.grpc_address)}{redirection}{target}"
     if example.startswith("weir serve scheduler"):
         serve_for_a_moment(asking, line.replace("nats://127.0.0.1:4222", nats_url_of(pairs)))
     elif example == "weir profile --live":

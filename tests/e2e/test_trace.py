@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+import httpx
 import pytest
 
+from weir.client import AsyncWeirClient, GenerateOptions
 from weir.testing.load import greedy_request, open_stub, stream
 from weir.testing.otlp import OtlpReceiver, ReceivedSpan
 from weir.testing.stack import Stack
@@ -78,3 +80,20 @@ async def test_a_request_is_one_connected_trace_through_all_processes(
     otlp_receiver.wait_for(lambda spans: linked <= {span.span_id for span in spans}, timeout_s=30)
     assert root.attributes["gen_ai.usage.output_tokens"] == 24
     assert root.attributes["gen_ai.request.model"] == "smollm2-135m"
+    assert float(str(decode.attributes["weir.waiting_ms"])) >= 0
+    async with httpx.AsyncClient(base_url=stack.http_url, timeout=60) as http:
+        record = (await http.get(f"/debug/requests/{root.attributes['weir.request.id']}")).json()
+    assert record["summary"]["trace_id"] == root.trace_id
+    assert record["summary"]["model_digest"] == root.attributes["weir.model.digest"]
+
+
+async def test_answers_name_the_weights_that_they_come_from(stack: Stack) -> None:
+    chunks = [chunk async for chunk in AsyncWeirClient(stack.grpc_address).generate("x", GenerateOptions(max_tokens=2))]
+    digest = chunks[-1].model_digest
+    assert digest
+    assert all(not chunk.model_digest for chunk in chunks[:-1])
+    async with httpx.AsyncClient(base_url=stack.http_url, timeout=60) as http:
+        answer = (await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})).json()
+        assert answer["system_fingerprint"] == f"fp_{digest[:16]}"
+        record = (await http.get(f"/debug/requests/{answer['id']}")).json()
+    assert record["summary"]["model_digest"] == digest

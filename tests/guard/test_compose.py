@@ -135,8 +135,15 @@ def test_other_containers_can_reach_the_service(document: Any, role: str) -> Non
 def test_the_published_ports_are_those_that_the_gateway_listens_on(document: Any) -> None:
     config = config_of(document, "gateway")
     published = [text.rsplit(":", 2)[1:] for text in document["services"]["gateway"]["ports"]]
-    assert published == [["8000", str(config.http_port)], ["50051", config.listen.rpartition(":")[2]]]
+    assert published == [["8000-8001", str(config.http_port)], ["50051-50052", config.listen.rpartition(":")[2]]]
     assert config.http_host == "0.0.0.0"
+
+
+def test_each_gateway_has_a_published_port_of_each_kind(document: Any) -> None:
+    gateway = document["services"]["gateway"]
+    for text in gateway["ports"]:
+        first, last = text.rsplit(":", 2)[1].split("-")
+        assert int(last) - int(first) + 1 == int(gateway["deploy"]["replicas"])
 
 
 @pytest.mark.parametrize("role", ROLES)

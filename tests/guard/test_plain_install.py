@@ -44,7 +44,9 @@ for root in ("weir_gateway", "weir_scheduler", "weir_transfer", "weir_prefill", 
              "weir.cli", "weir.sim", "weir.bench"):
     package = importlib.import_module(root)
     names += [module.name for module in pkgutil.walk_packages(package.__path__, root + ".")]
-needs_extra = {"weir.sim.results.plots", "weir.bench.step", "weir.bench.step_split"}
+needs_extra = {
+    "weir.sim.results.plots", "weir.bench.step", "weir.bench.step_split", "weir.bench.serving.curves",
+}
 for name in set(names) - needs_extra:
     importlib.import_module(name)
 print(len(names))
@@ -88,6 +90,7 @@ def test_services_clients_and_commands_import_nothing_of_an_extra(tmp_path: Path
         (["bench", "batching", "--lengths", "x"], "weir bench batching", "torch and numba", "worker"),
         (["profile"], "weir profile without --live", "torch and numba", "worker"),
         (["simulate", "--rate", "1", "--plots", "x"], "weir simulate --plots", "matplotlib", "plots"),
+        (["bench", "serve", "--sweep-request-rates", "1"], "weir bench serve with a sweep", "matplotlib", "plots"),
         (["train-predictor", "x", "--out", "y"], "weir train-predictor", "torch and sklearn and scipy", "training"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -232,10 +232,11 @@ class Driver:
             await self._port.prefilled(state, span.context)
         while True:
             error, num_tokens = await state.interrupted, state.output.num_tokens
+            lost_at_s = self._clock.now_s()
             if not state.may_be_adopted or not await self._adopters.try_find(state):
                 return error
             _log(state, "request %s goes on as %s: %s", state.attempt, error.message)
-            span.adopted(error, state.adoption, num_tokens)
+            span.adopted(error, state.adoption, num_tokens, self._clock.now_s() - lost_at_s)
 
     async def _submit_and_start(self, state: RequestState, span: RequestSpan) -> None:
         await self._submit(state, span)
@@ -261,7 +262,8 @@ class Driver:
             state.queue()
         else:
             self._port.count_refusal(reply.reason)
-            state.refuse(refusal_error(state.checked, reply.reason, reply.message, reply.retry_after_ms))
+            error = refusal_error(state.checked, reply.reason, reply.message, reply.retry_after_ms, reply.bound)
+            state.refuse(error)
 
     async def _wait_for_grant(self, state: RequestState) -> Placement:
         try:

@@ -50,6 +50,7 @@ from weir.core.errors import (
 from weir.core.life import FinishReason, Phase
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.prefixes import page_hashes, prefix_seed
+from weir_gateway.requests.quota_book import QuotaBook
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.validation import CheckedRequest, prompt_field
@@ -102,6 +103,8 @@ class SchedulerPort:
         self._clock = clock
         self._counts: Counter[str] = Counter()
         self.epoch = 0
+        self.quotas = QuotaBook(clock)
+        """As the scheduler said last."""
         self._report_sequence = 0
         self._last_reply_s = clock.now_s()
 
@@ -135,6 +138,8 @@ class SchedulerPort:
         reply = await self._try_ask(self._subjects.submit, message, SubmitReply, context, deadline_s)
         if reply is None:
             raise self.unavailable(state)
+        if not reply.queued:
+            self.quotas.note(state.checked.scope.tenant, reply.quota)
         return reply
 
     async def end(self, state: RequestState, context: Context) -> None:
@@ -235,6 +240,7 @@ class SchedulerInbox:
             return GrantReply(accepted=False)
         is_asked_for = state.is_known_to_scheduler and grant.placement.dispatch == state.dispatch
         if state.placement is None and is_asked_for:
+            self._port.quotas.note(state.checked.scope.tenant, grant.quota)
             state.grant(grant.placement)
         return GrantReply(accepted=state.placement == grant.placement)
 
@@ -329,13 +335,13 @@ async def prompt_page_hashes(checked: CheckedRequest) -> bytes:
 
 
 def refusal_error(
-    checked: CheckedRequest, reason: RefusalReason | None, message: str, retry_after_ms: int
+    checked: CheckedRequest, reason: RefusalReason | None, message: str, retry_after_ms: int, bound: str = ""
 ) -> WeirError:
     """For the client; fields by the names that it used."""
     names, retry_after_s = checked.client_request.names, retry_after_ms / 1000 or _MIN_RETRY_AFTER_S
     match reason:
         case RefusalReason.QUOTA:
-            return QuotaExceeded(message, retry_after_s=retry_after_s, tenant=checked.scope.tenant)
+            return QuotaExceeded(message, retry_after_s=retry_after_s, tenant=checked.scope.tenant, bound=bound)
         case RefusalReason.QUEUE_FULL | RefusalReason.WAITED_TOO_LONG | RefusalReason.SHED | RefusalReason.DEADLINE:
             return Overloaded(message, retry_after_s=retry_after_s)
         case RefusalReason.UNKNOWN_MODEL:

@@ -16,7 +16,8 @@ from weir_gateway.entry.pace import Pace
 from weir_gateway.entry.queue_view import QueueKey, Ticket
 
 _NUM_A_TURN = 2
-_OF_A_TENANT = frozenset({"tenant_share", "tenant_full"})
+_OF_A_TENANT = {"tenant_share": "tenant_share", "tenant_full": "max_queued"}
+"""reason -> the bound that is reached."""
 
 
 class Entry:
@@ -79,7 +80,8 @@ class Entry:
         self._num_refused[verdict.reason] += 1
         error: WeirError
         if verdict.reason in _OF_A_TENANT:
-            error = QuotaExceeded(verdict.message, retry_after_s=verdict.retry_after_s, tenant=tenant)
+            bound = _OF_A_TENANT[verdict.reason]
+            error = QuotaExceeded(verdict.message, retry_after_s=verdict.retry_after_s, tenant=tenant, bound=bound)
         else:
             error = Overloaded(verdict.message, retry_after_s=verdict.retry_after_s)
         raise error

@@ -183,4 +183,5 @@ def _fill(response: _ResponseT, opened: OpenRequest, delta: OutputDelta) -> _Res
             num_cached_tokens=opened.num_cached_tokens,
         )
         response.usage.CopyFrom(usage)
+        response.model_digest = opened.checked.model.digest
     return response

@@ -1,7 +1,9 @@
 """The HTTP frontend: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
 
 import asyncio
+import ipaddress
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 
@@ -43,6 +45,8 @@ from weir_gateway.frontends.openai.schema import (
 from weir_gateway.frontends.openai.whole_answer import rendered, whole_answer
 from weir_gateway.frontends.openapi.document import openapi_document
 from weir_gateway.frontends.openapi.page import CONTENT_SECURITY_POLICY, openapi_page
+from weir_gateway.frontends.rate_limits import rate_limit_headers
+from weir_gateway.frontends.recent_requests import RecentRequestsApi
 from weir_gateway.frontends.responses.handlers import ResponsesApi
 from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event, events_in_parts
@@ -50,7 +54,12 @@ from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
+<<<<<<< HEAD
 from weir_gateway.requests.output import OutputDelta
+=======
+from weir_gateway.requests.output import OutputDelta, joined
+from weir_gateway.requests.quota_book import QuotaBook
+>>>>>>> main
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +78,16 @@ class HttpFrontend:
         is_ready: Callable[[], bool],
         bodies: BodyBudget,
         store: ResponseStore | None = None,
+<<<<<<< HEAD
         jobs: BatchJobs | None = None,
+=======
+        quotas: QuotaBook | None = None,
+>>>>>>> main
     ) -> None:
         self._processor = processor
         self._settings = settings
         self._is_ready = is_ready
+        self._quotas = quotas
         self._bodies = BodyReader(settings, bodies)
         self._tools = HttpTools(processor, self._bodies)
         answering = Answering(processor, settings, self._internal_error)
@@ -109,6 +123,9 @@ class HttpFrontend:
             ("GET", "/load", tools.load),
         )
         routes = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in for_callers]
+        recent = RecentRequestsApi(self._processor.spans.recent)
+        routes.append(Route("/debug/requests", self._for_operators(recent.list_requests), methods=["GET"]))
+        routes.append(Route("/debug/requests/{request_id:path}", self._for_operators(recent.request), methods=["GET"]))
         # For probes, which have no key, and nothing of any caller's is in the answers.
         routes.append(Route("/health", _open(self._health), methods=["GET"]))
         routes.append(Route("/ping", _open(self._ping), methods=["GET", "POST"]))
@@ -122,17 +139,36 @@ class HttpFrontend:
         return HttpApp(routes, _on_http_exception)
 
     def _guarded(self, handler: _Handler) -> Endpoint:
-        """For callers that are known. Gives the request its id (`state.correlation_id`), and makes answers of
+        """For callers that are known; nothing is done, and no body read, for one that is not."""
+
+        def admit(request: Request) -> Callable[[], Awaitable[Response]]:
+            caller = request.state.caller = self._identify(request)
+            return partial(handler, request, caller)
+
+        return self._answering(admit)
+
+    def _for_operators(self, handler: Callable[[Request], Awaitable[Response]]) -> Endpoint:
+        """For who may see every tenant's."""
+
+        def admit(request: Request) -> Callable[[], Awaitable[Response]]:
+            is_from_here = request.client is not None and _is_loopback(request.client.host)
+            self._processor.access.check_operator(_shown_key(request), is_from_here=is_from_here)
+            return partial(handler, request)
+
+        return self._answering(admit)
+
+    def _answering(self, admit: Callable[[Request], Callable[[], Awaitable[Response]]]) -> Endpoint:
+        """`admit` raises for who may not. Gives the request its id (`state.correlation_id`), and makes answers of
         errors."""
 
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
+            request.state.caller = None
             try:
-                # Before the body is read: nothing is done for an unknown caller.
-                caller = self._identify(request)
+                answer = admit(request)
                 correlation.check()
-                response = await handler(request, caller)
+                response = await answer()
             except WeirError as error:
                 response = error_form_of(request.url.path).of_error(error, correlation_id)
             except BadBody as error:
@@ -144,14 +180,19 @@ class HttpFrontend:
                 internal = self._internal_error(what, error, {"correlation_id": correlation_id})
                 response = error_form_of(request.url.path).of_error(internal, correlation_id)
             mark(response, correlation_id)
+            if request.state.caller is not None:
+                response.headers.update(self._quota_headers(request.url.path, request.state.caller))
             return response
 
         return Endpoint(handle)
 
+    def _quota_headers(self, path: str, caller: Caller) -> dict[str, str]:
+        quota = None if self._quotas is None else self._quotas.try_quota(caller.tenant)
+        return {} if quota is None else rate_limit_headers(path, quota, time.time)
+
     def _identify(self, request: Request) -> Caller:
         """Raises Unauthenticated."""
-        headers = request.headers
-        return self._processor.identify(try_read_key(headers.get("authorization", ""), headers.get("x-api-key", "")))
+        return self._processor.identify(_shown_key(request))
 
     def _health(self) -> Response:
         is_ready = self._is_ready()
@@ -235,6 +276,17 @@ class HttpFrontend:
         self.num_internal_errors += 1
         logger.error("%s failed", what, exc_info=error, extra=log_ids)
         return InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
+
+
+def _shown_key(request: Request) -> str | None:
+    return try_read_key(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def _opening(renderer: AnswerRenderer) -> bytes:

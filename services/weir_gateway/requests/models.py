@@ -13,6 +13,8 @@ from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import load_tokenizer
 from weir_gateway.config import GatewayConfig
 
+_FINGERPRINT_CHARS = 16
+
 
 class Detokenizer(Protocol):
     """Turns a growing sequence of ids into text, never half a character (`weir.model.tokens.tokenizer`)."""
@@ -61,6 +63,11 @@ class ServedModel:
     chat_template: ChatRenderer
     digest: str = ""
     """Of the weights as the workers compute with them; empty: not known."""
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: the same as long as the weights and how they are computed with are."""
+        return f"fp_{self.digest[:_FINGERPRINT_CHARS]}" if self.digest else ""
 
 
 class ModelDirectory:

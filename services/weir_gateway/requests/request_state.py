@@ -212,8 +212,6 @@ class RequestState:
         is_due = may_be_at_decode and self.silence.take_probe(overdue_s, again_s)
         return self.resume_command() if is_due else None
 
-    # What ends it.
-
     def fail(self, error: WeirError) -> None:
         """The error's message gets the number of tokens that were sent before, if any were."""
         self.end(RequestEnd(Phase.FAILED, self._with_count(error)))
@@ -318,6 +316,7 @@ class RequestState:
         self.lost_worker_id = worker_id if has_error else self.lost_worker_id
         if self.output.finish_reason is not None:
             self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
+            self._observer.on_waits(update.waits)
             self._finish()
         elif has_error:
             self._end_by_worker(worker_id, update.error)

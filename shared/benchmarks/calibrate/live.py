@@ -22,8 +22,9 @@ from benchmarks.calibrate.loads import (
     trace_of,
 )
 from weir.bench.profile import try_cost_of
-from weir.bench.serving.jobs import BenchRequest, random_prompts
-from weir.bench.serving.load import ServedRequest, run_cold
+from weir.bench.serving.jobs import random_prompts
+from weir.bench.serving.load import run_cold
+from weir.bench.serving.records import BenchRequest, ServedRequest
 from weir.core.cost import StepCost
 from weir.sim.results.metrics import SimResult
 from weir.sim.simulator import simulate

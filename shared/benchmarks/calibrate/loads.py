@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.bench.serving.jobs import BenchRequest, random_prompts
+from weir.bench.serving.jobs import random_prompts
+from weir.bench.serving.records import BenchRequest
 from weir.core.cost import StepCost
 from weir.sim.profile import CostProfile
 from weir.sim.spec import PoolSpec, SystemSpec

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.overload.client import Shot, Target
 from benchmarks.overload.loads import Sender, idle_connections, wait_normal
 from benchmarks.overload.memory import watched
-from weir.bench.serving.serve import p99
+from weir.bench.serving.figures import p99
 from weir.core.credentials import key_digest
 from weir.testing.stack import Stack
 

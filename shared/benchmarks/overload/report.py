@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.overload.client import Shot
 from benchmarks.overload.experiment import OverloadConfig, OverloadRun
-from weir.bench.serving.serve import p99
+from weir.bench.serving.figures import p99
 
 Figures = dict[str, float]
 _UNITS: Mapping[str, str] = {"_ms": " ms", "_s": " s", "_mib": " MiB"}

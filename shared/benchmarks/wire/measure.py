@@ -14,7 +14,7 @@ import uvloop
 
 from benchmarks.wire.clients import Frontend, StreamLoad, StreamsReceived, run_streams
 from benchmarks.wire.null_stack import NullStack
-from weir.bench.serving.serve import p99
+from weir.bench.serving.figures import p99
 from weir.testing.otlp import OtlpReceiver
 from weir.testing.stack import Stack
 

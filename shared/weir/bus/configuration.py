@@ -77,8 +77,15 @@ class AccessRules:
     tenants: tuple[TenantAccess, ...] = ()
     lane_caps: tuple[LaneCaps, ...] = ()
     """Of the lanes that have any."""
+    admin_key_digests: tuple[bytes, ...] = ()
+    """Of operators: those of the limits, and of the scheduler's own key file."""
+    asks_operators: bool = False
+    """Whether an operator's key is needed: once the limits hold anybody's."""
 
     def __post_init__(self) -> None:
+        wrong = next((digest for digest in self.admin_key_digests if len(digest) != DIGEST_BYTES), None)
+        if wrong is not None:
+            raise ValueError(f"an admin key digest has {len(wrong)} bytes, must have {DIGEST_BYTES}")
         names = set(self.lanes)
         if self.default_lane not in names:
             raise ValueError(f"default_lane {self.default_lane!r}: is none of {', '.join(sorted(names))}")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from weir.bus.queue_report import QuotaLevel
 from weir.core.cost import StepCost
 from weir.core.life import NO_PREFERENCE, SchedulingParams
 
@@ -97,6 +98,10 @@ class SubmitReply:
     reason: RefusalReason | None = None
     message: str = ""
     retry_after_ms: int = 0
+    bound: str = ""
+    """Of a tenant, that is reached: by its key in the limits file."""
+    quota: QuotaLevel | None = None
+    """Of a refused request's tenant, where it has one. Of what is queued the Grant has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,8 @@ class Grant:
     epoch: int
     request_id: str
     placement: Placement
+    quota: QuotaLevel | None = None
+    """What is left of its tenant's, where it has any."""
 
 
 @dataclass(frozen=True, slots=True)

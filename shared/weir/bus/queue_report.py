@@ -1,6 +1,17 @@
-"""What the scheduler tells gateways of its queues, so that they refuse on arrival whom it would refuse."""
+"""What the scheduler tells gateways of its queues, so that they refuse whom it would refuse, and of quotas."""
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLevel:
+    """What is left of a tenant's quotas, when its request was granted or refused. Below 0: being paid off."""
+
+    requests_per_min: float = 0.0
+    """0.0: not bounded; the same of tokens."""
+    requests_left: float = 0.0
+    tokens_per_min: float = 0.0
+    tokens_left: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,16 @@ class Subjects:
         return f"weir.{self.namespace}.gateway.{gateway_id}.key"
 
     @property
+    def audit(self) -> str:
+        """Gateways' life events, which a stream keeps: `weir.bus.audit`."""
+        return f"weir.{self.namespace}.audit"
+
+    @property
+    def audit_stream(self) -> str:
+        """Name of that stream. Durable; bounded. Its name has the version of what is in it."""
+        return f"weir_{self.namespace}_audit_v1"
+
+    @property
     def workers_bucket(self) -> str:
         """Registry of workers with their load: worker id -> WorkerRecord; entries expire."""
         return f"weir_{self.namespace}_workers"

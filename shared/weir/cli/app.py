@@ -9,7 +9,11 @@ import typer
 
 import weir
 from weir.cli import (
+<<<<<<< HEAD
     batch,
+=======
+    audit,
+>>>>>>> main
     bench,
     chat,
     doctor,
@@ -21,6 +25,7 @@ from weir.cli import (
     scheduling,
     simulate,
     status,
+    trace,
     train_predictor,
     up,
     workers,
@@ -74,6 +79,8 @@ def serve(
 app.command()(up.up)
 app.command()(up.down)
 app.command()(status.status)
+app.command()(trace.trace)
+app.command()(audit.audit)
 app.command()(workers.drain)
 app.command()(workers.role)
 app.command()(workers.restart)

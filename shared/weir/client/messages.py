@@ -40,6 +40,8 @@ class Chunk:
     """Where they were asked for: one entry a token."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Where they were asked for, in the first chunk of choice 0: one entry a token of the prompt but the first."""
+    model_digest: str = ""
+    """Of the weights as the workers compute with them, with the last chunk of all; empty: not known."""
 
     @classmethod
     def from_pb(cls, response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse) -> "Chunk":
@@ -52,6 +54,7 @@ class Chunk:
             num_prompt_tokens=response.usage.num_prompt_tokens,
             num_output_tokens=response.usage.num_output_tokens,
             num_cached_tokens=response.usage.num_cached_tokens,
+            model_digest=response.model_digest,
             choice=response.choice,
             logprobs=all_logprobs_from_pb(response.logprobs),
             prompt_logprobs=all_logprobs_from_pb(response.prompt_logprobs),

@@ -74,11 +74,13 @@ class Overloaded(WeirError):
 
 
 class QuotaExceeded(Overloaded):
-    """A bound of one tenant is reached; others are served meanwhile. `tenant` may be empty where it is not known."""
+    """A bound of one tenant is reached; others are served meanwhile. `tenant` and `bound`, the key of the limits file
+    that is reached, may be empty where they are not known."""
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, tenant: str = "") -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None, tenant: str = "", bound: str = "") -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.tenant = tenant
+        self.bound = bound
 
 
 class Unavailable(WeirError):

@@ -9,6 +9,7 @@ from weir.core.cost import StepCost
 from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.engine.plan import NO_LOAD, StepLoad
+from weir.engine.waits import NO_WAITS, SequenceWaits
 from weir.kv.records.record import SequenceParams, SequenceSnapshot
 from weir.policy.seams import Policy
 
@@ -307,6 +308,7 @@ class SequenceEnded:
     failure: Failure | None = None
     is_kept: bool = False
     """Its slot and record stay until ReleaseEnds names it, or until their room is needed."""
+    waits: SequenceWaits = NO_WAITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.engine.messages import Arrival, SequenceKey, SequenceLog
 from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec, TokenHistory
+from weir.engine.waits import WaitTimes
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.records.record import SequenceParams
 
@@ -98,6 +99,7 @@ class Sequence:
     """By its batcher, while it waited."""
     served_at_s: float = 0.0
     """When a step with it ended last; before that, `first_seen_at_s`."""
+    waits: WaitTimes = field(default_factory=WaitTimes)
     num_passed_over: int = 0
     """Steps in a row that had no room for any of its prompt."""
     key: SequenceKey = field(init=False)
@@ -219,13 +221,15 @@ class Sequence:
         self.num_computed_before = max(self.num_computed_before, self.num_computed)
         self._give_up_pages(now_s)
 
-    def restore(self, page_ids: Seq[int], *, is_intact: bool) -> None:
+    def restore(self, page_ids: Seq[int], *, is_intact: bool, now_s: float | None = None) -> None:
         """Private pages again; `is_intact`: with what was swapped out. Otherwise that is to be computed again."""
         assert self.log is not None, "only a sequence with a slot is preempted"
         if is_intact:
             self.num_computed = self.num_swapped_out_tokens
         else:
             self.num_computed_before = max(self.num_computed_before, self.num_swapped_out_tokens)
+        if now_s is not None:  # else nobody is told how long it waited
+            self.waits.came_back(self.preempted_since_s, now_s)
         self.swap_slots, self.num_swapped_out_tokens, self.preempted_since_s = (), 0, None
         self.block_table += tuple(page_ids)
         self.log.set_block_table(self.block_table)

@@ -228,7 +228,7 @@ class Admission:
             retry_after_ms = self._rates.retry_after_ms(model, lanes.num_tenants(model, name), now_s)
         else:
             retry_after_ms = int(over.wait_s * 1000) + 1
-        return Refusal(RefusalReason.QUOTA, over.message, retry_after_ms)
+        return Refusal(RefusalReason.QUOTA, over.message, retry_after_ms, over.bound)
 
 
 class Shedding:

@@ -16,6 +16,8 @@ class Refusal(NamedTuple):
     reason: RefusalReason
     message: str
     retry_after_ms: int = 0
+    bound: str = ""
+    """Of a tenant, that is reached: by its key in the limits file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,14 +44,16 @@ class RequestLifecycle:
 
     def refuse(self, submit: Submit, refusal: Refusal, now_s: float) -> SubmitReply:
         self._commands.counts[f"refused_{refusal.reason.value}"] += 1
-        reply = SubmitReply(self._commands.epoch, False, *refusal)
+        quota = self._requests.tenants.try_quota(submit.tenant, now_s)
+        reply = SubmitReply(self._commands.epoch, False, *refusal, quota)
         self._requests.tombstones.put(submit.request_id, reply, now_s, dispatch=submit.dispatch)
         return reply
 
     def grant(self, request: ScheduledRequest, plan: PlacementPlan, now_s: float) -> None:
         self._requests.place(request, plan, now_s)
         self._commands.counts[f"granted_{request.lane}"] += 1
-        grant = Grant(self._commands.epoch, request.request_id, plan.placement)
+        quota = self._requests.tenants.try_quota(request.tenant, now_s)
+        grant = Grant(self._commands.epoch, request.request_id, plan.placement, quota)
         self._commands.add(SendGrant(request.submit.gateway_id, grant))
 
     def decline(self, request: ScheduledRequest, now_s: float) -> None:
@@ -64,7 +66,8 @@ class RequestLifecycle:
         self._commands.counts[f"revoked_{refusal.reason.value}"] += 1
         reply = SubmitReply(self._commands.epoch, False, *refusal)
         self._requests.remove(request, reply, now_s, up_to_dispatch=dispatch)
-        revoke = Revoke(self._commands.epoch, request.request_id, dispatch, *refusal)
+        reason, message, retry_after_ms, _ = refusal
+        revoke = Revoke(self._commands.epoch, request.request_id, dispatch, reason, message, retry_after_ms)
         self._commands.add(SendRevoke(request.submit.gateway_id, revoke))
 
     def end(self, request_id: str, outcome: str, now_s: float) -> None:

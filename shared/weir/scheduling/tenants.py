@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weir.bus.messages import Submit
+from weir.bus.queue_report import QuotaLevel
 from weir.scheduling.limits import CoreLimits, TenantLimits
 from weir.scheduling.request import ScheduledRequest
 
@@ -81,6 +82,8 @@ class OverQuota:
 
     message: str
     wait_s: float | None
+    bound: str
+    """By its key in the limits file."""
 
 
 class Tenants:
@@ -95,18 +98,30 @@ class Tenants:
         account = self._account(tenant, now_s)
         limits = account.limits
         if limits.max_queued and account.num_queued >= limits.max_queued:
-            return OverQuota(f"tenant {tenant}: {limits.max_queued} requests wait, its max_queued", None)
+            return OverQuota(f"tenant {tenant}: {limits.max_queued} requests wait, its max_queued", None, "max_queued")
         if account.requests is None and account.tokens is None:
             return None
         waits = []
         if account.requests is not None and (wait_s := account.requests.wait_s(1, now_s)) > 0:
-            waits.append((wait_s, f"{limits.requests_per_min:g} requests a minute, its requests_per_min"))
+            waits.append((wait_s, f"{limits.requests_per_min:g} requests a minute", "requests_per_min"))
         if account.tokens is not None and (wait_s := account.tokens.wait_s(_num_tokens(submit), now_s)) > 0:
-            waits.append((wait_s, f"{limits.tokens_per_min:g} tokens a minute, its tokens_per_min"))
+            waits.append((wait_s, f"{limits.tokens_per_min:g} tokens a minute", "tokens_per_min"))
         if not waits:
             return None
-        wait_s, what = max(waits)
-        return OverQuota(f"tenant {tenant}: over {what}", wait_s)
+        wait_s, what, bound = max(waits)
+        return OverQuota(f"tenant {tenant}: over {what}, its {bound}", wait_s, bound)
+
+    def try_quota(self, tenant: str, now_s: float) -> QuotaLevel | None:
+        """What is left; None: it has no quota."""
+        account = self._account(tenant, now_s)
+        if account.requests is None and account.tokens is None:
+            return None
+        return QuotaLevel(
+            account.limits.requests_per_min,
+            _level(account.requests, now_s),
+            account.limits.tokens_per_min,
+            _level(account.tokens, now_s),
+        )
 
     def pay(self, tenant: str, submit: Submit, now_s: float) -> None:
         """The request is accepted: its prompt and the most that it may answer are taken from the buckets."""
@@ -194,6 +209,10 @@ class Tenants:
             account.num_served_tokens = old.num_served_tokens
             account.requests = _carried(old.requests, account.requests, account.limits.requests_per_min, now_s)
             account.tokens = _carried(old.tokens, account.tokens, account.limits.tokens_per_min, now_s)
+
+
+def _level(bucket: Bucket | None, now_s: float) -> float:
+    return 0.0 if bucket is None else bucket.level(now_s)
 
 
 def _full_in_s(bucket: Bucket | None, now_s: float) -> float:

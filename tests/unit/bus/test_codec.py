@@ -76,6 +76,8 @@ def access_rules(draw: st.DrawFn) -> AccessRules:
         draw(values_of(str)),
         draw(tenants),
         draw(values_of(tuple[LaneCaps, ...])),
+        draw(CONSTRAINED_FIELDS["key_digests"]),
+        draw(st.booleans()),
     )
 
 

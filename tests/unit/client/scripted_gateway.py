@@ -74,6 +74,7 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.Admin
             text="two",
             finish_reason=types_pb2.FINISH_REASON_STOP,
             usage=types_pb2.Usage(num_prompt_tokens=4, num_output_tokens=3, num_cached_tokens=2),
+            model_digest="d1",
         )
 
     def _fail(self, context: Any) -> None:

@@ -15,7 +15,7 @@ OPTIONS = GenerateOptions(
 )  # fmt: skip
 CHUNKS = [
     Chunk("r", 0, (5,), "one ", None, 0, 0, 0),
-    Chunk("r", 1, (6, 7), "two", FinishReason.STOP, 4, 3, 2),
+    Chunk("r", 1, (6, 7), "two", FinishReason.STOP, 4, 3, 2, model_digest="d1"),
 ]
 
 

@@ -11,7 +11,7 @@ from weir.engine.batching.admission import PauseSettings
 from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.batching.running import RunningBatcher, RunningSettings
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import Arrival, PageBundle, TokenSampled
+from weir.engine.messages import Arrival, PageBundle, SequenceEnded, TokenSampled
 from weir.policy.registry import PolicySpec
 from weir.policy.seams import Policy
 from weir.testing.runner import HashRunner
@@ -99,6 +99,29 @@ def test_who_is_paused_goes_on_with_the_tokens_that_it_has_alone() -> None:
     ]
     assert tokens[0] == tokens[1]
     assert len(tokens[0]) >= 10
+
+
+def test_how_long_one_waited_and_was_paused_is_told_at_its_end() -> None:
+    crowd = Crowd()
+    crowd.add(0)
+    crowd.add(1, max_tokens=6)
+    crowd.steps(2)
+    crowd.add(2, lane=2)
+    crowd.add(3)
+    assert crowd.steps(3) == [[0, 2]] * 3
+    crowd.end(2)
+    crowd.steps(20)
+    ended = {
+        event.key.request_id: event.waits for event in crowd.batcher.take_events() if isinstance(event, SequenceEnded)
+    }
+    paused = ended[f"{1:032x}"]
+    assert paused.paused_s == pytest.approx(3 * STEP_S)
+    assert (paused.num_pauses, paused.waiting_s, paused.num_preemptions) == (1, 0.0, 0)
+    crowd.end(3)
+    crowd.steps()
+    (late,) = [event.waits for event in crowd.batcher.take_events() if isinstance(event, SequenceEnded)]
+    assert late.waiting_s > 3 * STEP_S
+    assert (late.paused_s, late.num_pauses) == (0.0, 0)
 
 
 def test_one_of_the_same_lane_waits_whatever_its_rank_unless_the_policy_preempts() -> None:

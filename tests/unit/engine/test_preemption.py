@@ -141,6 +141,10 @@ def test_it_comes_back_into_other_pages_with_what_it_had(tmp_path: Path) -> None
     assert set(back.block_table) <= {100, 101, 102}
     assert (decoding.runner.pages[back.block_table[0]] == content).all()
     assert decoding.batcher.counters.tokens_recomputed == 0
+    (sequence,) = (s for s in decoding.batcher._ranked() if s.slot == 1)
+    waits = sequence.waits.total(sequence.num_preemptions)
+    assert waits.swapped_out_s == pytest.approx(0.1)
+    assert (waits.num_preemptions, waits.waiting_s, waits.paused_s) == (1, 0.0, 0.0)
 
 
 def test_one_that_ends_while_it_is_preempted_frees_its_swap_slots(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A scheduler that does what a test wants, over a real endpoint on the in-memory bus."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import NoOpTracerProvider
@@ -24,6 +25,7 @@ from weir.bus.messages import (
     SubmitReply,
 )
 from weir.bus.protocol import Bus
+from weir.bus.queue_report import QuotaLevel
 from weir.bus.subjects import Subjects
 from weir_gateway.access import Caller, RequestScope
 
@@ -54,6 +56,8 @@ class FakeScheduler:
     held_delay_s: float = 0.0
     rules: AccessRules | None = OPEN_RULES
     refused_ids: tuple[str, ...] = ()
+    quota_of: Callable[[Submit], QuotaLevel | None] = lambda _: None
+    """Of a request that is granted."""
     submits: list[Submit] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
@@ -89,7 +93,8 @@ class FakeScheduler:
         self, submit: Submit, *, epoch: int | None = None, placement: Placement | None = None
     ) -> GrantReply:
         placement = placement or replace(self.placement, dispatch=submit.dispatch)
-        grant = Grant(self.epoch if epoch is None else epoch, submit.request_id, placement)
+        epoch = self.epoch if epoch is None else epoch
+        grant = Grant(epoch, submit.request_id, placement, self.quota_of(submit))
         subject = Subjects(INSTANCE).grant(submit.gateway_id)
         reply = await self._endpoint.ask(subject, grant, GrantReply, timeout_s=1)
         self.grant_replies.append(reply)

@@ -63,7 +63,7 @@ async def submit(client: openai.AsyncOpenAI, *entries: object, endpoint: Any = C
 
 async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
     async with asyncio.timeout(30):
-        while (found := await client.batches.retrieve(batch.id)).status not in ENDED:
+        while (found := await client.batches.retrieve(batch.id)).status not in ENDED:  # noqa: ASYNC110 - HTTP
             await asyncio.sleep(0.02)
     return found
 
@@ -171,19 +171,22 @@ async def test_a_tenant_sees_nothing_of_another(tmp_path: Path) -> None:
     rules = AccessRules(
         epoch=1, lanes=("interactive", "batch"), default_lane="interactive", default_tenant="default", tenants=tenants
     )
-    async with open_world(settings_of(tmp_path), rules=rules) as world:
-        async with client_of(world, keys["a"]) as own, client_of(world, keys["b"]) as other:
-            done = await ended(own, await submit(own, chat("r")))
-            assert done.status == "completed"
-            for refused in (
-                other.batches.retrieve(done.id),
-                other.batches.cancel(done.id),
-                other.files.content(done.output_file_id or ""),
-                other.files.delete(done.input_file_id),
-            ):
-                with pytest.raises(openai.NotFoundError):
-                    await refused
-            assert (await other.batches.list()).data == []
+    async with (
+        open_world(settings_of(tmp_path), rules=rules) as world,
+        client_of(world, keys["a"]) as own,
+        client_of(world, keys["b"]) as other,
+    ):
+        done = await ended(own, await submit(own, chat("r")))
+        assert done.status == "completed"
+        for refused in (
+            other.batches.retrieve(done.id),
+            other.batches.cancel(done.id),
+            other.files.content(done.output_file_id or ""),
+            other.files.delete(done.input_file_id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await refused
+        assert (await other.batches.list()).data == []
 
 
 async def test_a_gateway_without_a_store_says_so() -> None:

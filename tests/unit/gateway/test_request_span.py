@@ -8,15 +8,19 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode, format_span_id, format_trace_id
+from tests.unit.gateway.fake_workers import NUM_CACHED_TOKENS
 from tests.unit.gateway.world import World
 
 from weir.bus.messages import RefusalReason, SubmitReply
+from weir.core.clock import ManualClock
 from weir.testing.load import greedy_request, stream
 from weir_gateway.driving.request_span import RequestSpan
+from weir_gateway.recent.store import RecentRequests, RecentSettings
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+RECENT = RecentRequests("gateway-0-00000000", RecentSettings(), ManualClock())
 
 
 def named(world: World, name: str) -> list[ReadableSpan]:
@@ -60,6 +64,7 @@ async def test_a_request_has_a_server_span_with_genai_attributes(world: World) -
         "gen_ai.response.finish_reasons": ("length",),
         "gen_ai.usage.input_tokens": 9,
         "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": NUM_CACHED_TOKENS,
     }
     phases = [event.name for event in span.events]
     if "handing_off" not in phases:  # the decode worker's stream was faster than the prefill worker's
@@ -104,9 +109,9 @@ async def test_the_clients_trace_goes_on_over_grpc_and_http(world: World) -> Non
 
 def test_the_first_chunk_alone_is_told_whether_or_not_anybody_records_it(caplog: pytest.LogCaptureFixture) -> None:
     request = ClientRequest(Operation.CHAT, Text("x"), GRPC_NAMES)
-    unrecorded = RequestSpan(NoOpTracerProvider().get_tracer("test"), request, Context(), 10.0)
-    recorded = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0)
-    ended = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0)
+    unrecorded = RequestSpan(NoOpTracerProvider().get_tracer("test"), request, Context(), 10.0, RECENT)
+    recorded = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0, RECENT)
+    ended = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), request, Context(), 10.0, RECENT)
     ended.end_with(None)
     assert all(span.needs_first_chunk for span in (unrecorded, recorded, ended))
     for span in (unrecorded, recorded, ended):

@@ -22,12 +22,14 @@ from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.driving.output_pace import OutputPace
 from weir_gateway.driving.request_span import RequestSpan
+from weir_gateway.recent.store import RecentRequests, RecentSettings
 from weir_gateway.requests.client_request import GRPC_NAMES, ClientRequest, Operation, Text
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.validation import Limits, check_prompt
 
 ANSWER = ids_of("hello world")
 REQUEST_ID = "0" * 32
+RECENT = RecentRequests("gateway-0-00000000", RecentSettings(), ManualClock())
 PLACEMENT = Placement(1, "p", "p:1", "d", "d:1", 4)
 CLIENT_REQUEST = ClientRequest(
     Operation.TEXT_COMPLETION, Text("x"), GRPC_NAMES, GenerateOptions(max_tokens=len(ANSWER))
@@ -42,6 +44,9 @@ class Phases:
         self._phases.append(phase)
 
     def on_tokens(self, now_s: float, num_tokens: int) -> None:
+        pass
+
+    def on_waits(self, waits: worker_pb2.SequenceWaits) -> None:
         pass
 
 
@@ -67,7 +72,7 @@ def open_alone(state: RequestState, hold_s: float = 0.0) -> OpenRequest:
     clock = ManualClock()
     pace = OutputPace(clock)
     pace.hold_s = hold_s
-    span = RequestSpan(NoOpTracerProvider().get_tracer("test"), CLIENT_REQUEST, Context(), 0.0)
+    span = RequestSpan(NoOpTracerProvider().get_tracer("test"), CLIENT_REQUEST, Context(), 0.0, RECENT)
     return OpenRequest([state], span, clock, pace)
 
 
@@ -262,7 +267,9 @@ async def test_an_end_that_comes_while_tokens_gather_is_told_at_once() -> None:
 
 async def test_the_time_to_the_first_chunk_is_that_of_what_is_sent_first() -> None:
     clock = ManualClock(10.0)
-    span = RequestSpan(TracerProvider(shutdown_on_exit=False).get_tracer("test"), CLIENT_REQUEST, Context(), 9.0)
+    span = RequestSpan(
+        TracerProvider(shutdown_on_exit=False).get_tracer("test"), CLIENT_REQUEST, Context(), 9.0, RECENT
+    )
     opened = OpenRequest([make_state([], clock)], span, clock, OutputPace(clock))
     for _ in range(2):
         opened.mark_sent()
@@ -279,7 +286,7 @@ async def test_of_several_choices_each_has_its_turn_before_tokens_gather_again()
     clock = ManualClock()
     pace = OutputPace(clock)
     pace.hold_s = 3600.0
-    span = RequestSpan(NoOpTracerProvider().get_tracer("test"), CLIENT_REQUEST, Context(), 0.0)
+    span = RequestSpan(NoOpTracerProvider().get_tracer("test"), CLIENT_REQUEST, Context(), 0.0, RECENT)
     opened = OpenRequest(states, span, clock, pace)
     for state in states:
         state.grant(PLACEMENT)

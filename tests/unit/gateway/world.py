@@ -1,7 +1,7 @@
 """A whole gateway in one event loop: real frontends, real streams to scripted workers, an in-memory bus."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -17,6 +17,8 @@ from tests.unit.gateway.fake_workers import FakePair, FakeWorker
 from weir.bus.configuration import AccessRules
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import Placement
+from weir.bus.protocol import Bus
+from weir.core.clock import Clock, SystemClock
 from weir.core.life import SchedulingParams
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
@@ -92,24 +94,27 @@ async def open_world(
     max_context: int = MAX_CONTEXT,
     rules: AccessRules | None = OPEN_RULES,
     lengths: OutputLengths | None = None,
+    clock: Clock = SystemClock(),  # noqa: B008 - has no state
+    connect: Callable[[], Awaitable[Bus]] | None = None,
 ) -> AsyncIterator[World]:
-    """Checks at the end that nothing is left."""
+    """Checks at the end that nothing is left. `connect`: to another bus than one in memory."""
     hub, spans, tokenizer = InMemoryHub(), InMemorySpanExporter(), ByteTokenizer()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))
     failures: list[str] = []
     bodies = BodyBudget(max_bodies_bytes, wait_s=0.3)
-    process = GatewayProcess(GATEWAY_ID, provider.get_tracer("test"), bodies, failures.append)
+    process = GatewayProcess(GATEWAY_ID, provider.get_tracer("test"), bodies, failures.append, clock=clock)
     async with AsyncExitStack() as stack:
         stack.callback(provider.shutdown)
         prefill = await stack.enter_async_context(_running(FakeWorker("prefill-0-aaaaaaaa")))
         decode = await stack.enter_async_context(_running(FakeWorker("decode-0-bbbbbbbb")))
-        scheduler = FakeScheduler(hub.connect(), _placement(prefill, decode), rules=rules)
+        buses = [hub.connect() if connect is None else await connect() for _ in range(2)]
+        scheduler = FakeScheduler(buses[0], _placement(prefill, decode), rules=rules)
         await stack.enter_async_context(_running(scheduler))
         model = byte_model(tokenizer, max_context=max_context)
         streams = replace(settings.http.streams, send_timeout_s=send_timeout_s)
         settings = replace(settings, http=replace(settings.http, streams=streams))
-        gateway = Gateway(process, settings, hub.connect(), model, lengths or OutputLengths())
+        gateway = Gateway(process, settings, buses[1], model, lengths or OutputLengths())
         servicer = InferenceServicer(lambda: gateway.processor, send_timeout_s=send_timeout_s)
         address = await stack.enter_async_context(_served(servicer, process, port_limits))
         await stack.enter_async_context(_running(gateway))

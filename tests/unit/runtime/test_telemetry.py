@@ -71,6 +71,21 @@ def test_spans_arrive_with_who_sent_them() -> None:
         assert [(s.name, s.service, s.process_id) for s in receiver.spans] == [("work", "weir-decode", "decode-1-abc")]
 
 
+def test_a_sampler_by_the_standard_variables_goes_by_the_parent_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    with OtlpReceiver() as receiver:
+        provider = setup_tracing("decode", "i", "decode-1-abc", receiver.endpoint)
+        tracer = provider.get_tracer("test")
+        parents = {"root": "", "sampled": f"00-{'1' * 32}-{'2' * 16}-01", "not sampled": f"00-{'3' * 32}-{'4' * 16}-00"}
+        for name, traceparent in parents.items():
+            tracer.start_span(name, context=context_of(traceparent)).end()
+        assert shutdown_tracing(provider, 5.0)
+        assert [span.name for span in receiver.spans] == ["sampled"]
+
+
 def test_an_exporter_that_cannot_reach_its_collector_says_so_once_a_minute() -> None:
     now_s = 0.0
     quiet = QuietFilter(quiet_s=60.0, now_s=lambda: now_s)

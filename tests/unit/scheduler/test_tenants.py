@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from tests.unit.scheduler.rig import Rig, make_submit, make_worker
 
 from weir.bus.messages import Held, HeldRequest, Outcome, Placement, RefusalReason, SubmitReply
+from weir.bus.queue_report import QuotaLevel
+from weir.scheduling.commands import SendGrant
 from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 from weir.scheduling.tenants import Bucket
 
@@ -245,3 +247,18 @@ def test_an_unfinished_request_is_given_up_without_learning_from_its_length() ->
     rig.submit("r1")
     rig.finish("r1", Outcome.FAILED, num_output_tokens=9)
     assert rig.core.tenant_metrics()["default"]["in_flight"] == 0
+
+
+def test_grants_and_refusals_say_what_is_left_of_the_tenants_quotas_and_which_bound_is_reached() -> None:
+    rig = make_rig(TenantLimits("a", requests_per_min=2, tokens_per_min=600), TenantLimits("free"), seqs=9)
+    rig.submit("r1", tenant="a", prompt=100, max_tokens=100)
+    rig.submit("f1", tenant="free")
+    quotas = {
+        command.grant.request_id: command.grant.quota for command in rig.commands if isinstance(command, SendGrant)
+    }
+    assert quotas == {"r1": QuotaLevel(2, 1, 600, 400), "f1": None}
+    reply = rig.submit("r2", tenant="a", prompt=500, max_tokens=100)
+    assert (reply.bound, reply.quota) == ("tokens_per_min", QuotaLevel(2, 1, 600, 400))
+    rig.submit("r3", tenant="a")
+    rig.submit("r4", tenant="a")
+    assert rig.submit("r5", tenant="a").bound == "requests_per_min"

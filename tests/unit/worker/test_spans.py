@@ -67,6 +67,8 @@ async def test_a_request_has_its_chunks_its_hand_off_and_its_decoding(rig: Rig, 
     assert {parent_id(chunk) for chunk in chunks} == {prefilling.context.span_id}
     assert attribute(decoding, "weir.num_steps") == 11
     assert attribute(decoding, "gen_ai.usage.output_tokens") == 12
+    for waited in ("waiting_ms", "swapped_out_ms", "paused_ms", "num_preemptions", "num_pauses"):
+        assert attribute(decoding, f"weir.{waited}") == 0 or waited == "waiting_ms"
     steps = named(exporter, "decode_step")
     assert [link.context.span_id for link in decoding.links] == [step.context.span_id for step in steps]
     assert len(steps) == 2

@@ -27,6 +27,9 @@ from weir_gateway.requests.output import OutputDelta
 
 Json = dict[str, Any]
 
+BOUND_HEADER = "X-Weir-Bound"
+"""Of a 429: the bound of the tenant that is reached, by its key in the limits file."""
+
 _MAX_MESSAGE_CHARS = 2000
 
 # error -> HTTP status, `type`, `code`
@@ -208,12 +211,14 @@ class AnswerRenderer:
             prefix, kind = "chatcmpl", "chat.completion.chunk" if is_chunk else "chat.completion"
         else:
             prefix, kind = "cmpl", "text_completion"
-        return {
+        model = self._opened.checked.model
+        head: Json = {
             "id": f"{prefix}-{self._opened.request_id}",
             "object": kind,
             "created": self._created_unix_s,
-            "model": self._opened.checked.model.name,
+            "model": model.name,
         }
+        return {**head, "system_fingerprint": model.fingerprint} if model.digest else head
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +294,14 @@ def error_body(error: WeirError) -> Json:
 
 
 def error_headers(error: WeirError) -> dict[str, str]:
-    """`Retry-After` in whole seconds, at least 1, if trying again makes sense; for 401 how to authenticate."""
+    """`Retry-After` in whole seconds, at least 1, if trying again makes sense, and the bound reached; for 401 how to
+    authenticate."""
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     if error.retry_after_s is None:
         return {}
-    return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    bound = {BOUND_HEADER: error.bound} if isinstance(error, QuotaExceeded) and error.bound else {}
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))} | bound
 
 
 def _entry_of(error: WeirError) -> tuple[type[WeirError], int, str, str]:

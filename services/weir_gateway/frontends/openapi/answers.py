@@ -72,7 +72,8 @@ _COMPLETION_CHOICE = _object(
 
 def _answer(kind: str, choice: Schema) -> Schema:
     head = {"id": _TEXT, "object": _constant(kind), "created": _COUNT, "model": _TEXT}
-    return _object({**head, "choices": {**_list(choice), "minItems": 1}, "usage": _of("Usage")})
+    answer = {**head, "system_fingerprint": _TEXT, "choices": {**_list(choice), "minItems": 1}, "usage": _of("Usage")}
+    return _object(answer, optional=["system_fingerprint"])
 
 
 ANSWERS: Mapping[str, Schema] = {

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from weir.core.options import NUMBER_RULES, NumberRule
+from weir.telemetry.request_record import RequestList, RequestRecord
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody
 from weir_gateway.frontends.batches.handlers import BatchBody
 from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody
@@ -83,6 +84,8 @@ OPERATIONS = (
     ApiOperation("POST", "/detokenize", "The text of tokens", "TokenText", DetokenizeBody),
     ApiOperation("GET", "/version", "Weir's version", "Version"),
     ApiOperation("GET", "/load", "Requests served now", "Load"),
+    ApiOperation("GET", "/debug/requests", "Requests that it remembers; for operators", "RequestList"),
+    ApiOperation("GET", "/debug/requests/{id}", "One of them, its phases", "RequestRecord", parameters=("id",)),
     ApiOperation("GET", "/health", "Whether it serves", "Health", is_open=True),
     ApiOperation("GET", "/ping", "The same, without a body", is_open=True),
     ApiOperation("POST", "/ping", "The same, without a body", is_open=True),
@@ -93,7 +96,10 @@ def openapi_document(version: str) -> dict[str, Any]:
     """For programs: what can be asked, with ranges, and what comes back."""
     bodies = [operation.body for operation in OPERATIONS if operation.body is not None]
     _, made = models_json_schema([(body, "validation") for body in dict.fromkeys(bodies)], ref_template=_REF)
-    schemas: dict[str, Schema] = {**made["$defs"], **ANSWERS}
+    _, records = TypeAdapter.json_schemas(
+        [(model, "serialization", TypeAdapter(model)) for model in (RequestList, RequestRecord)], ref_template=_REF
+    )
+    schemas: dict[str, Schema] = {**made["$defs"], **records["$defs"], **ANSWERS}
     for body in bodies:
         _add_ranges(schemas[body.__name__])
     for (name, field), shape in _SHAPES.items():

@@ -107,8 +107,7 @@ class ResponseHead:
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self.top_p,
             "truncation": "disabled",
-            "usage": None if state.counts is None else _usage_json(state.counts),
-            "user": None,
+            **({} if state.counts is None else {"usage": _usage_json(state.counts)}),
         }
 
     def item(self, state: ResponseState) -> Json:

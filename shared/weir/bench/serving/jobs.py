@@ -1,32 +1,22 @@
-"""What `weir bench serve` sends and when: random prompts or a trace, with lanes and tenants by their shares.
-
-Everything follows from the seed, so that two runs send the same.
-"""
+"""Parts of requests: prompts that follow from a seed, lanes and tenants by their shares, words for token ids."""
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from pathlib import Path
 
-from weir.sim.workloads.traces import read_trace
-from weir.sim.workloads.workload import SimRequest, Workload
+from weir.bench.serving.records import BenchRequest
 
 _TOKEN_LOW = 1000
 _TOKEN_HIGH = 40_000
-
-
-@dataclass(frozen=True, slots=True)
-class BenchRequest:
-    """One request. Times in seconds after the start."""
-
-    prompt: Sequence[int]
-    output_len: int
-    at_s: float = 0.0
-    lane: str = ""
-    tenant: str = ""
-    body: Mapping[str, object] = field(default_factory=dict)
-    """More fields of the request."""
+_COMMON = (
+    "the of and to in is was for on that with as it at by from he be his this are or had not but her they an were which"
+    " you one we all their has been have who will more if out so up said what its about than into them can only other"
+    " time new some could these two may first then do any like my now over such our man me even most made after also"
+    " well many must before back through years where much your way down should because long each just state people too"
+    " those how little world good make very year still see own work men day get here between both life under never last"
+)
+_WORDS = tuple(_COMMON.split())
+"""Of one token in most vocabularies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +52,8 @@ def random_prompts(num: int, length: int, seed: int) -> list[list[int]]:
     return [[source.randrange(_TOKEN_LOW, _TOKEN_HIGH) for _ in range(length)] for _ in range(num)]
 
 
-def random_jobs(num: int, input_len: int, output_len: int, request_rate: float, seed: int) -> list[BenchRequest]:
-    """`request_rate` a second, infinite: all at once."""
-    prompts = random_prompts(num, input_len, seed)
-    source = random.Random(seed + 1)
-    gaps_s = [source.expovariate(request_rate) if request_rate != float("inf") else 0.0 for _ in prompts]
-    times_s = [0.0, *accumulate(gaps_s)]
-    return [BenchRequest(prompt, output_len, at_s) for prompt, at_s in zip(prompts, times_s, strict=False)]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceReplay:
-    """How a trace is replayed: times are multiplied by `time_scale`, lengths divided by the other two."""
-
-    path: Path
-    time_scale: float = 1.0
-    prompt_scale: float = 1.0
-    output_scale: float = 1.0
-
-
-def trace_jobs(replay: TraceReplay, num: int, seed: int) -> list[BenchRequest]:
-    """The first `num` requests. Raises `weir.sim.workloads.trace_file.TraceError`.
-
-    Where the trace says what requests share, their prompts begin alike.
-    """
-    workload = read_trace(replay.path, seed=seed)
-    return [_traced(workload, request, replay, seed + index) for index, request in enumerate(workload.requests[:num])]
+def random_prompt(length: int, source: random.Random) -> list[int]:
+    return [source.randrange(_TOKEN_LOW, _TOKEN_HIGH) for _ in range(length)]
 
 
 def mixed(jobs: Sequence[BenchRequest], lanes: Mix, tenants: Mix, seed: int) -> list[BenchRequest]:
@@ -96,33 +62,12 @@ def mixed(jobs: Sequence[BenchRequest], lanes: Mix, tenants: Mix, seed: int) -> 
     return [replace(job, lane=lane or job.lane, tenant=tenant or job.tenant) for job, lane, tenant in sampled]
 
 
-def _traced(workload: Workload, request: SimRequest, replay: TraceReplay, seed: int) -> BenchRequest:
-    length = max(1, round(request.num_prompt_tokens / replay.prompt_scale))
-    body: dict[str, object] = {}
-    for name, seconds in (
-        ("ttft_target_ms", request.ttft_target_s),
-        ("itl_target_ms", request.itl_target_s),
-        ("deadline_ms", request.deadline_s),
-    ):
-        if seconds > 0:
-            body[name] = max(1, round(1000 * seconds))
-    return BenchRequest(
-        prompt=_prompt_of(
-            request.prefix_blocks, length, max(1, round(workload.block_tokens / replay.prompt_scale)), seed
-        ),
-        output_len=max(1, round(request.num_output_tokens / replay.output_scale)),
-        at_s=request.arrival_s * replay.time_scale,
-        lane=request.lane,
-        tenant=request.tenant,
-        body=body,
-    )
+def at_times(jobs: Sequence[BenchRequest], times_s: Sequence[float]) -> list[BenchRequest]:
+    return [replace(job, at_s=at_s) for job, at_s in zip(jobs, times_s, strict=True)]
 
 
-def _prompt_of(blocks: Sequence[int], length: int, block_len: int, seed: int) -> list[int]:
-    tokens: list[int] = []
-    for block in blocks:
-        if len(tokens) >= length:
-            break
-        tokens += random_prompts(1, block_len, block)[0]
-    tokens += random_prompts(1, max(0, length - len(tokens)), seed)[0]
-    return tokens[:length]
+def as_text(prompt: Sequence[int] | str) -> str:
+    """A word for each id: prompts that begin alike do so as texts, too."""
+    if isinstance(prompt, str):
+        return prompt
+    return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in prompt)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from weir.bench.serving.jobs import BenchRequest, random_prompts
-from weir.bench.serving.load import ServedRequest, in_turns, run_cold
-from weir.bench.serving.serve import p99
+from weir.bench.serving.figures import p99
+from weir.bench.serving.jobs import random_prompts
+from weir.bench.serving.load import in_turns, run_cold
+from weir.bench.serving.records import BenchRequest, ServedRequest
 
 _FLOOD = "flood"
 _URGENT = "urgent"

@@ -1,66 +1,28 @@
-"""Sends a fixed set of requests to an OpenAI-style HTTP server and measures what its clients see."""
+"""Sends a set of requests at their times and measures what its clients see."""
 
 import asyncio
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import httpx
 
-from weir.bench.serving.jobs import BenchRequest, Mix, TraceReplay, mixed, random_jobs, trace_jobs
+from weir.bench.serving.config import LoadConfig
+from weir.bench.serving.jobs import as_text, at_times, mixed
+from weir.bench.serving.records import BenchRequest, ServedRequest, TurnMessage
+from weir.bench.serving.senders import Asked, RequestSender, check_grpc_fields, open_sender
 
 COLD: Mapping[str, object] = {"cache_prompt": False}
 """Of a request that finds nothing in a prefix cache: what an earlier run left there must not help a later one."""
 
+_WARM_UP_SEED = 1_000_003
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadConfig:
-    """One run. `request_rate` in requests/s, infinite: all at once; `max_concurrency` bounds those in flight.
-
-    A trace has times and lengths of its own; `api_keys` are those of the tenants, by name, `""`: of the others.
-    """
-
-    base_url: str
-    model: str
-    endpoint: str = "/v1/completions"
-    num_prompts: int = 64
-    input_len: int = 128
-    output_len: int = 64
-    request_rate: float = float("inf")
-    max_concurrency: int = 32
-    ignore_eos: bool = True
-    temperature: float = 0.0
-    seed: int = 0
-    timeout_s: float = 600.0
-    extra_body: Mapping[str, object] = field(default_factory=dict)
-    """Fields that only this server knows."""
-    trace: TraceReplay | None = None
-    lanes: Mix = field(default_factory=Mix)
-    tenants: Mix = field(default_factory=Mix)
-    api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-
-@dataclass(slots=True)
-class ServedRequest:
-    """What one client saw; times in seconds of this process's monotonic clock."""
-
-    input_len: int
-    started_s: float
-    ttft_s: float = 0.0
-    gaps_s: list[float] = field(default_factory=list)
-    latency_s: float = 0.0
-    output_len: int = 0
-    text: str = ""
-    error: str = ""
-    lane: str = ""
-    tenant: str = ""
-    status: int = 0
-    """Of HTTP; 0: no answer."""
+OnDone = Callable[[ServedRequest], None]
 
 
 def in_turns(sides: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
@@ -76,36 +38,128 @@ async def run_load(config: LoadConfig) -> tuple[list[ServedRequest], float]:
 
 
 def make_jobs(config: LoadConfig) -> list[BenchRequest]:
-    """The same for the same configuration. Raises TraceError."""
-    if config.trace is not None:
-        jobs = trace_jobs(config.trace, config.num_prompts, config.seed)
-    else:
-        jobs = random_jobs(config.num_prompts, config.input_len, config.output_len, config.request_rate, config.seed)
+    """The same for the same configuration. Raises ValueError, of a trace TraceError."""
+    if config.dataset.is_of_chats and not config.is_chat:
+        raise ValueError(f"backend {config.backend}: chats of several turns need openai-chat or grpc-chat")
+    jobs = config.dataset.requests(config.num_prompts, config.seed)
+    if not config.dataset.has_times:
+        jobs = at_times(jobs, config.arrivals.times_s(len(jobs), config.seed + 1))
+    if config.sends_texts or config.is_chat:
+        jobs = [replace(job, prompt=as_text(job.prompt)) for job in jobs]
+    if config.is_grpc:
+        check_grpc_fields({*config.extra_body, *(name for job in jobs for name in job.body)})
     return mixed(jobs, config.lanes, config.tenants, config.seed)
 
 
 async def run_jobs(
-    config: LoadConfig, jobs: Sequence[BenchRequest], transport: httpx.AsyncBaseTransport | None = None
+    config: LoadConfig,
+    jobs: Sequence[BenchRequest],
+    transport: httpx.AsyncBaseTransport | None = None,
+    on_done: OnDone = lambda _: None,
 ) -> tuple[list[ServedRequest], float]:
-    """Sends each at its time, or as soon after as there is room below `max_concurrency`. `transport`: for tests."""
-    gate = asyncio.Semaphore(config.max_concurrency)
-    limits = httpx.Limits(max_connections=config.max_concurrency + 4)
+    """Sends each at its time, or as soon after as there is room below `max_concurrency`. `transport`: for tests.
 
-    async with httpx.AsyncClient(
-        base_url=config.base_url, timeout=config.timeout_s, limits=limits, transport=transport
-    ) as client:
+    Of a chat whose turn fails the later turns are not asked.
+    """
+    async with open_sender(config, transport) as sender:
+        run = _Run(config, sender, on_done)
+        started_s = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for number, job in enumerate(jobs):
+                await asyncio.sleep(max(0.0, started_s + job.at_s - time.monotonic()))
+                tasks.append(group.create_task(run.converse(number, job, started_s + job.at_s)))
+        return [record for task in tasks for record in task.result()], time.monotonic() - started_s
 
-        async def one(job: BenchRequest) -> ServedRequest:
-            async with gate:
-                return await _stream_one(client, config, job)
 
-        started = time.monotonic()
-        tasks = []
-        for job in jobs:
-            await asyncio.sleep(max(0.0, started + job.at_s - time.monotonic()))
-            tasks.append(asyncio.create_task(one(job)))
-        records = await asyncio.gather(*tasks)
-        return records, time.monotonic() - started
+class _Run:
+    """One run's bound on what is in flight, and its way to the server."""
+
+    def __init__(self, config: LoadConfig, sender: RequestSender, on_done: OnDone) -> None:
+        self._config = config
+        self._sender = sender
+        self._on_done = on_done
+        self._gate = None if config.max_concurrency is None else asyncio.Semaphore(config.max_concurrency)
+
+    async def converse(self, number: int, job: BenchRequest, due_s: float) -> list[ServedRequest]:
+        """All turns of a job: each after the answer to the one before and its pause."""
+        messages = (TurnMessage("system", job.system),) if job.system else ()
+        prompt, output_len, records = job.prompt, job.output_len, list[ServedRequest]()
+        for turn in range(job.num_turns):
+            if self._config.is_chat:
+                messages = (*messages, TurnMessage("user", as_text(prompt)))
+            request_id = f"{self._config.request_id_prefix}{number}" if self._config.request_id_prefix else ""
+            if request_id and turn:
+                request_id += f"-{turn}"
+            asked = Asked(prompt, output_len, job.lane, job.tenant, messages, job.body, request_id)
+            record = await self._ask(asked, due_s)
+            record.turn = turn
+            records.append(record)
+            self._on_done(record)
+            if record.error or turn == job.num_turns - 1:
+                break
+            following = job.follow_ups[turn]
+            messages = (*messages, TurnMessage("assistant", record.text))
+            prompt, output_len = following.text, following.output_len
+            due_s = time.monotonic() + following.pause_s
+            await asyncio.sleep(following.pause_s)
+        return records
+
+    async def _ask(self, asked: Asked, due_s: float) -> ServedRequest:
+        """Latency counts from when it was due: a client that is late must not look like a fast server.
+
+        Where there is no room, it counts from when there is: what waits here is not the server's to serve yet.
+        """
+        came_s = time.monotonic()
+        words = sum(len(text.split()) for _, text in asked.messages)
+        num_input = words or (len(asked.prompt.split()) if isinstance(asked.prompt, str) else len(asked.prompt))
+        record = ServedRequest(num_input, due_s, lane=asked.lane, tenant=asked.tenant, late_s=max(0.0, came_s - due_s))
+        if self._gate is None:
+            await self._send(asked, record)
+            return record
+        must_wait = self._gate.locked()
+        async with self._gate:
+            if must_wait:
+                record.started_s = time.monotonic()
+                record.queued_s = record.started_s - came_s
+                record.late_s = 0.0
+            await self._send(asked, record)
+        return record
+
+    async def _send(self, asked: Asked, record: ServedRequest) -> None:
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                await self._sender.send(asked, record)
+        except TimeoutError:
+            record.error = f"no whole answer within {self._config.timeout_s:g} s"
+        if record.has_chunk and not record.output_len:  # a server that does not count: a chunk for a token
+            record.output_len = 1 + len(record.gaps_s)
+        if not record.has_chunk and not record.error:
+            record.latency_s = time.monotonic() - record.started_s
+            record.ttft_s = record.latency_s
+
+
+async def warm_up(config: LoadConfig, num: int) -> None:
+    """`num` requests of this kind with other prompts, at once. Raises RuntimeError if one fails."""
+    if num == 0:
+        return
+    jobs = make_jobs(replace(config, seed=config.seed + _WARM_UP_SEED))[:num]
+    records, _ = await run_jobs(config, [replace(job, at_s=0.0, follow_ups=()) for job in jobs])
+    if errors := [record.error for record in records if record.error]:
+        raise RuntimeError(f"{len(errors)} of {len(records)} requests to warm up {config.base_url} failed: {errors[0]}")
+
+
+async def wait_ready(config: LoadConfig, timeout_s: float) -> None:
+    """Until a request of this kind is served. Raises RuntimeError with what it last said."""
+    ends_s, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while True:
+        try:
+            return await warm_up(replace(config, timeout_s=timeout_s), 1)
+        except RuntimeError as error:
+            if time.monotonic() + pause_s >= ends_s:
+                raise RuntimeError(f"not ready within {timeout_s:g} s: {error}") from error
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 async def run_cold(base_url: str, model: str, jobs: Sequence[BenchRequest], api_key: str = "") -> list[ServedRequest]:
@@ -116,60 +170,6 @@ async def run_cold(base_url: str, model: str, jobs: Sequence[BenchRequest], api_
     if errors:
         raise RuntimeError(f"{len(errors)} of {len(records)} requests to {base_url} failed: {errors[0]}")
     return records
-
-
-async def _stream_one(client: httpx.AsyncClient, config: LoadConfig, job: BenchRequest) -> ServedRequest:
-    body = {
-        "model": config.model,
-        "prompt": job.prompt,
-        "max_tokens": job.output_len,
-        "temperature": config.temperature,
-        "ignore_eos": config.ignore_eos,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **({"lane": job.lane} if job.lane else {}),
-        **job.body,
-        **config.extra_body,
-    }
-    record = ServedRequest(len(job.prompt), time.monotonic(), lane=job.lane, tenant=job.tenant)
-    api_key = config.api_keys.get(job.tenant) or config.api_keys.get("", "")
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        async with client.stream("POST", config.endpoint, json=body, headers=headers) as response:
-            record.status = response.status_code
-            if response.status_code != httpx.codes.OK:
-                record.error = f"HTTP {response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
-                return record
-            await _read_events(response, record)
-    except (httpx.HTTPError, json.JSONDecodeError) as error:
-        record.error = f"{type(error).__name__}: {error}"
-    return record
-
-
-async def _read_events(response: httpx.Response, record: ServedRequest) -> None:
-    last_s = record.started_s
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
-            continue
-        payload = line.removeprefix("data:").strip()
-        if payload == "[DONE]":
-            return
-        event = json.loads(payload)
-        if "error" in event:
-            record.error = str(event["error"])
-            return
-        now_s = time.monotonic()
-        if event.get("choices"):
-            record.text += event["choices"][0].get("text") or ""
-            if record.ttft_s == 0.0:
-                record.ttft_s = now_s - record.started_s
-            else:
-                record.gaps_s.append(now_s - last_s)
-            last_s = now_s
-            record.latency_s = now_s - record.started_s
-        if event.get("usage"):
-            record.output_len = event["usage"]["completion_tokens"]
-    record.error = "the stream ended before [DONE]"
 
 
 def read_keys(path: Path | None, default_key: str) -> dict[str, str]:

@@ -20,8 +20,10 @@ from types import TracebackType
 
 import httpx
 
-from weir.bench.serving.load import COLD, LoadConfig, in_turns, run_load
-from weir.bench.serving.serve import summarize
+from weir.bench.serving.config import LoadConfig
+from weir.bench.serving.datasets import RandomPrompts
+from weir.bench.serving.figures import summarize
+from weir.bench.serving.load import COLD, in_turns, run_load
 from weir.core.ports import free_port
 
 _SEED_STRIDE = 1000
@@ -135,8 +137,7 @@ class Comparison:
         for number, side in in_turns(("weir", peer.name), self.rounds):
             load = replace(
                 self.weir,
-                input_len=shape.input_len,
-                output_len=shape.output_len,
+                dataset=RandomPrompts(shape.input_len, shape.output_len),
                 max_concurrency=concurrency,
                 num_prompts=max(2 * concurrency, _WARM_UP_PROMPTS),
                 seed=self.weir.seed + _SEED_STRIDE * number + concurrency,

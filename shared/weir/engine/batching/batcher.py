@@ -396,4 +396,5 @@ class Batcher(ABC):
         self.counters.failed += failure is not None
         self.counters.cancelled += reason is FinishReason.CANCELLED
         self.counters.finished += by_itself
-        self._events.append(SequenceEnded(sequence.key, reason, failure, is_kept))
+        waits = sequence.waits.total(sequence.num_preemptions)
+        self._events.append(SequenceEnded(sequence.key, reason, failure, is_kept, waits))

@@ -355,6 +355,8 @@ class RunningBatcher(Batcher):
         if sequence.key in self._sequences:  # one that no record can hold has ended
             sequence.stage = Stage.RUNNING
             sequence.stalled_since_s = None
+            first_seen_at_s, paused_since_s = sequence.first_seen_at_s, sequence.paused_since_s
+            sequence.waits.joined(now_s, first_seen_at_s=first_seen_at_s, paused_since_s=paused_since_s)
             self._pausing.end(sequence, now_s)
 
     def _taking_part(self, present: list[Sequence]) -> list[Sequence]:

@@ -153,7 +153,7 @@ class Preemption:
         for leaving in self._leaving:
             self._settle_leaving(leaving, failed_swap_slots, now_s)
         for returning in self._returning:
-            self._settle_returning(returning, failed_swap_slots)
+            self._settle_returning(returning, failed_swap_slots, now_s)
         self._leaving.clear()
         self._returning.clear()
 
@@ -224,10 +224,10 @@ class Preemption:
         self._pool.put_back_unused(None, page_ids[num_sharable:])
         self._counters.preemptions += 1
 
-    def _settle_returning(self, returning: _Returning, failed_swap_slots: frozenset[int]) -> None:
+    def _settle_returning(self, returning: _Returning, failed_swap_slots: frozenset[int], now_s: float) -> None:
         sequence, swap_slots = returning.sequence, returning.sequence.swap_slots
         is_intact = bool(swap_slots) and not failed_swap_slots.intersection(swap_slots)
-        sequence.restore(returning.page_ids, is_intact=is_intact)
+        sequence.restore(returning.page_ids, is_intact=is_intact, now_s=now_s)
         self._free_swap_slots.extend(swap_slots)
         if is_intact:
             self._counters.pages_swapped_in += len(swap_slots)

@@ -59,6 +59,8 @@ http_connections_resting: Connections to the HTTP port on which nothing is asked
 http_connections_closed_for_others_total: Idle connections closed to make room.
 http_internal_errors_total: Requests over HTTP that ended by a defect.
 keys_held: Idempotency keys of requests that are here.
+recent_requests: Requests that have ended and are remembered for operators.
+recent_request_bytes: Bytes that they take, roughly.
 keys_kept: Keyed requests that are kept for a client to come back.
 keys_claimed_total: Idempotency keys claimed.
 keys_taken_over_total: Keys taken over from other gateways.
@@ -84,6 +86,8 @@ batch_store_failures_total: Calls of the batches' database that failed.
 batch_lines_running: Lines of batches that it has answered now.
 predictions_*_total > weir_gateway_predictions_total by outcome: Predictions of output lengths, by what came of them.
 prediction_factor: What predictions of output lengths are multiplied by, from what answers turned out to be.
+audit_*_total > weir_gateway_audit_events_total by outcome: Life events written or dropped; `failed`: attempts to write.
+audit_waiting: Life events that are not written yet.
 request_log_*_total > weir_gateway_request_log_records_total by outcome: Records of the request log.
 """,
 )

@@ -261,6 +261,7 @@ class GenerateResponse(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     first_index: _builtins.int
@@ -271,6 +272,8 @@ class GenerateResponse(_message.Message):
     """Set in the last response of a choice."""
     choice: _builtins.int
     """Which of the n answers this belongs to, from 0."""
+    model_digest: _builtins.str
+    """Set in the last response of all: the digest of the weights as the workers compute with them. Empty: not known."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """New tokens."""
@@ -299,10 +302,11 @@ class GenerateResponse(_message.Message):
         choice: _builtins.int = ...,
         logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish_reason", b"finish_reason", "first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish_reason", b"finish_reason", "first_index", b"first_index", "logprobs", b"logprobs", "model_digest", b"model_digest", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -379,6 +383,7 @@ class ChatResponse(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As in GenerateResponse."""
     first_index: _builtins.int
@@ -389,6 +394,8 @@ class ChatResponse(_message.Message):
     """As in GenerateResponse."""
     choice: _builtins.int
     """As in GenerateResponse."""
+    model_digest: _builtins.str
+    """Set in the last response of all: the digest of the weights as the workers compute with them. Empty: not known."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """As in GenerateResponse."""
@@ -417,10 +424,11 @@ class ChatResponse(_message.Message):
         choice: _builtins.int = ...,
         logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish_reason", b"finish_reason", "first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish_reason", b"finish_reason", "first_index", b"first_index", "logprobs", b"logprobs", "model_digest", b"model_digest", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -394,6 +394,7 @@ class SequenceUpdate(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FIRST_PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     CLAIMED_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     first_index: _builtins.int
@@ -430,6 +431,10 @@ class SequenceUpdate(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
         """Where they were asked for, before the first token: those of the prompt's tokens from first_prompt_index on."""
 
+    @_builtins.property
+    def waits(self) -> Global___SequenceWaits:
+        """With finish_reason or error, where it had to wait: how long, on this worker."""
+
     def __init__(
         self,
         *,
@@ -445,14 +450,53 @@ class SequenceUpdate(_message.Message):
         prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
         first_prompt_index: _builtins.int = ...,
         claimed: _builtins.bool = ...,
+        waits: Global___SequenceWaits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error", "waits", b"waits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "claimed", b"claimed", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "handed_off", b"handed_off", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "claimed", b"claimed", "error", b"error", "finish_reason", b"finish_reason", "first_index", b"first_index", "first_prompt_index", b"first_prompt_index", "handed_off", b"handed_off", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SequenceUpdate: _TypeAlias = SequenceUpdate  # noqa: Y015
+
+@_typing.final
+class SequenceWaits(_message.Message):
+    """How long a sequence did not go on at a worker, and why. Nothing is in two of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITING_US_FIELD_NUMBER: _builtins.int
+    SWAPPED_OUT_US_FIELD_NUMBER: _builtins.int
+    PAUSED_US_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    NUM_PAUSES_FIELD_NUMBER: _builtins.int
+    waiting_us: _builtins.int
+    """Until it joined the running batch."""
+    swapped_out_us: _builtins.int
+    """Without its pages, which went to the swap file or were dropped for others."""
+    paused_us: _builtins.int
+    """Out of the batch for a more urgent sequence, with its pages."""
+    num_preemptions: _builtins.int
+    """Times that it lost its pages."""
+    num_pauses: _builtins.int
+    """Times that it left the batch with them."""
+    def __init__(
+        self,
+        *,
+        waiting_us: _builtins.int = ...,
+        swapped_out_us: _builtins.int = ...,
+        paused_us: _builtins.int = ...,
+        num_preemptions: _builtins.int = ...,
+        num_pauses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_pauses", b"num_pauses", "num_preemptions", b"num_preemptions", "paused_us", b"paused_us", "swapped_out_us", b"swapped_out_us", "waiting_us", b"waiting_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceWaits: _TypeAlias = SequenceWaits  # noqa: Y015
 
 @_typing.final
 class WorkerError(_message.Message):

@@ -17,6 +17,7 @@ from weir.core.clock import Clock
 from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.engine.messages import Arrival, FailureReason, SequenceEnded, SequenceForgotten, SequenceKey
+from weir.engine.waits import NO_WAITS, SequenceWaits
 from weir.rpc.conversions import finish_reason_to_pb, logprobs_to_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 
@@ -177,10 +178,22 @@ def ending_to_pb(
             update.error.message = "this worker drains; another one of its memory goes on with the sequence"
         return update
     update.finish_reason = finish_reason_to_pb(ending.reason)
+    if ending.waits != NO_WAITS:
+        update.waits.CopyFrom(waits_to_pb(ending.waits))
     if ending.failure is not None:
         update.error.reason = _FAILURES[ending.failure.reason]
         update.error.message = ending.failure.message
     return update
+
+
+def waits_to_pb(waits: SequenceWaits) -> worker_pb2.SequenceWaits:
+    return worker_pb2.SequenceWaits(
+        waiting_us=round(waits.waiting_s * 1e6),
+        swapped_out_us=round(waits.swapped_out_s * 1e6),
+        paused_us=round(waits.paused_s * 1e6),
+        num_preemptions=waits.num_preemptions,
+        num_pauses=waits.num_pauses,
+    )
 
 
 def _update_of(key: SequenceKey) -> worker_pb2.SequenceUpdate:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from opentelemetry.context import Context
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 
 from weir.core.trace_context import context_of
@@ -46,7 +47,7 @@ class PrefillSpans:
             context=context_of(params.traceparent),
             attributes={
                 "weir.request_id": params.request_id,
-                "gen_ai.usage.input_tokens": len(params.prompt_token_ids),
+                gen_ai.GEN_AI_USAGE_INPUT_TOKENS: len(params.prompt_token_ids),
             },
         )
 
@@ -157,11 +158,24 @@ class DecodeSpans:
             span.add_link(step.get_span_context(), {"weir.step": timing.step})
 
     def _finish(self, decoding: _Decoding, event: SequenceEnded | SequenceForgotten) -> None:
+        if isinstance(event, SequenceEnded):
+            waits = event.waits
+            decoding.span.set_attributes(
+                {
+                    "weir.waiting_ms": round(waits.waiting_s * 1000, 3),
+                    "weir.swapped_out_ms": round(waits.swapped_out_s * 1000, 3),
+                    "weir.paused_ms": round(waits.paused_s * 1000, 3),
+                    "weir.num_preemptions": waits.num_preemptions,
+                    "weir.num_pauses": waits.num_pauses,
+                }
+            )
+        elif event.is_adoption:
+            decoding.span.add_event("moved")
         decoding.span.set_attributes(
             {
                 "weir.num_steps": decoding.num_steps,
                 "weir.batch.max_num_sequences": decoding.max_batch_size,
-                "gen_ai.usage.output_tokens": decoding.num_output_tokens,
+                gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS: decoding.num_output_tokens,
             }
         )
         _end(decoding.span, event)
@@ -170,7 +184,7 @@ class DecodeSpans:
 def _end(span: Span, event: SequenceEnded | SequenceForgotten) -> None:
     if isinstance(event, SequenceEnded):
         if event.reason is not None:
-            span.set_attribute("gen_ai.response.finish_reasons", [event.reason.value])
+            span.set_attribute(gen_ai.GEN_AI_RESPONSE_FINISH_REASONS, [event.reason.value])
         if event.failure is not None:
             span.set_status(Status(StatusCode.ERROR, event.failure.message))
     span.end(time.time_ns())

@@ -2,8 +2,8 @@
 
 import pytest
 
+from weir.bench.serving.figures import p99
 from weir.bench.serving.lanes import LanesConfig, Side, figures, jobs_of, report
-from weir.bench.serving.serve import p99
 
 CONFIG = LanesConfig("http://x", "m", num_flood=5, num_urgent=3)
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from weir.bench.serving.load import LoadConfig, make_jobs
+from weir.bench.serving.config import LoadConfig
+from weir.bench.serving.load import make_jobs
 from weir.bench.serving.peers import Comparison, Peer, RequestShape, main, parse_comparison
 
 _PEER = Peer("llama-server", "http://peer", "its-model", {"its_own": 1})

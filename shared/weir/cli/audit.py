@@ -1,0 +1,83 @@
+"""`weir audit`: the life events of an instance's requests, as a trace."""
+
+import asyncio
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from weir.bus.audit import AuditStream
+from weir.bus.nats import NatsBus
+from weir.bus.protocol import BusError
+from weir.bus.subjects import Subjects
+from weir.cli import EXIT_NOT_RUNNING, options
+from weir.cli.console import error_line, fail, stderr
+from weir.core.errors import WeirError
+from weir.runtime.config import NATS_SCHEMES, check_instance, check_url, default_runtime_dir
+from weir.runtime.stack.instances import choose_instance
+from weir.runtime.stack.state import try_read_state
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+def audit(
+    out: Annotated[Path | None, typer.Option(help="File to write, for its owner alone. Default: stdout.")] = None,
+    instance: options.Instance = "",
+    nats_url: Annotated[
+        str, typer.Option(envvar="WEIR_NATS_URL", help="Its NATS server. Default: that of the stack that runs here.")
+    ] = "",
+    runtime_dir: options.RuntimeDir = None,
+) -> None:
+    """Write the life events of requests, one JSON line each: who, when, how many tokens, how it ended; no texts.
+
+    Gateways keep them with the setting audit (WEIR_AUDIT=true). The lines are a trace for the simulator.
+
+    \b
+    weir audit --out events.jsonl
+    weir simulate events.jsonl --local 1
+    """
+    try:
+        name, url = _source(instance, nats_url, runtime_dir)
+        num_events = asyncio.run(_export(name, url, out))
+    except (ValueError, OSError, BusError) as error:
+        fail(f"weir audit: {error}")
+    if out is not None:
+        stderr.print(f"{out}: {num_events} events of {name}", markup=False, soft_wrap=True)
+
+
+def _source(instance: str, nats_url: str, runtime_dir: Path | None) -> tuple[str, str]:
+    """The instance, and its server. Raises ValueError."""
+    if nats_url:
+        name = instance or "default"
+        check_instance(name)
+        check_url("nats_url", nats_url, NATS_SCHEMES)
+        return name, nats_url
+    try:
+        paths = choose_instance(runtime_dir or default_runtime_dir(), instance, None)
+    except WeirError as error:
+        fail(error_line(error))
+    state = try_read_state(paths.state_file)
+    if state is None:
+        fail(f"{paths.folder.name} is not running here: give --nats-url with its --instance", code=EXIT_NOT_RUNNING)
+    address = state.endpoints["NATS"]
+    return paths.folder.name, address if "://" in address else f"nats://{address}"
+
+
+async def _export(instance: str, url: str, out: Path | None) -> int:
+    bus = await NatsBus.connect(url, name="weir audit", timeout_s=_CONNECT_TIMEOUT_S)
+    try:
+        num_events = 0
+        with nullcontext(sys.stdout) if out is None else _private(out) as file:
+            async for line in AuditStream(bus, Subjects(instance)).lines():
+                file.write(f"{line}\n")
+                num_events += 1
+        return num_events
+    finally:
+        await bus.close()
+
+
+def _private(path: Path) -> TextIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii")
