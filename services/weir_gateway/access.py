@@ -85,7 +85,6 @@ class AccessControl:
             raise Unauthenticated("the API key is not known")
         return caller
 
-<<<<<<< HEAD
     def caller_of(self, tenant: str) -> Caller:
         """For work that a tenant left here. Raises PermissionDenied for one that is none any more, and Unavailable."""
         if self._rules is None:
@@ -94,7 +93,7 @@ class AccessControl:
         if caller is None:
             raise PermissionDenied(f"{tenant!r} is no tenant any more")
         return caller
-=======
+
     def check_operator(self, key: str | None, *, is_from_here: bool) -> None:
         """As the scheduler does: a key once anybody has one. Where nobody has, whoever asks from this host.
 
@@ -122,7 +121,6 @@ class AccessControl:
             message = "the rules of access are not known yet; try again"
             raise Unavailable(message, retry_after_s=_UNKNOWN_RULES_RETRY_S)
         return self._rules
->>>>>>> main
 
     def scope_of(
         self, caller: Caller, names: Mapping[str, str], lane: str, priority: int | None, cache_salt: str

@@ -15,13 +15,10 @@ _MIN_MESSAGE_BYTES = 1 << 16
 _MAX_ADOPTER_WAIT_S = 30  # what it looks at most where no other worker can go on
 _MAX_CLAIM_WAIT_S = 3600
 _MAX_KEEP_ALIVE_S = 3600
-<<<<<<< HEAD
 _MAX_BATCH_LINES = 1_000_000
 _MAX_BATCH_FILE_MB = 1024
 _MAX_KEEP_DAYS = 365
-=======
 _MIN_AUDIT_HOURS, _MAX_AUDIT_HOURS = 0.01, 87_600
->>>>>>> main
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,6 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "max_recent_requests", 0, _MAX_REQUESTS)
         check_range(self, "max_recent_mb", 0, _MAX_LOG_MB)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
-<<<<<<< HEAD
         check_range(self, "batch_at_once", 1, _MAX_REQUESTS)
         check_range(self, "batch_lease_s", 1, _MAX_CLAIM_WAIT_S)
         check_range(self, "batch_max_lines", 1, _MAX_BATCH_LINES)
@@ -150,11 +146,9 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "batch_file_mb", 1, _MAX_BATCH_FILE_MB)
         check_range(self, "batch_tenant_mb", 1, _MAX_LOG_MB)
         check_range(self, "batch_keep_days", 1, _MAX_KEEP_DAYS)
-=======
         check_range(self, "audit_mb", 1, _MAX_LOG_MB)
         if not _MIN_AUDIT_HOURS <= self.audit_hours <= _MAX_AUDIT_HOURS:
             raise ValueError(f"audit_hours {self.audit_hours}: must be in [{_MIN_AUDIT_HOURS}, {_MAX_AUDIT_HOURS}]")
->>>>>>> main
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         for name in (

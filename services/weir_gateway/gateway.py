@@ -21,14 +21,11 @@ from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
-<<<<<<< HEAD
 from weir_gateway.batches.jobs import BatchJobs, BatchSettings
 from weir_gateway.batches.lines import LineBounds
 from weir_gateway.batches.runner import RunnerSettings
 from weir_gateway.batches.store import BatchBounds
-=======
 from weir_gateway.audit import AuditSettings, AuditWriter
->>>>>>> main
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
@@ -75,12 +72,9 @@ class GatewaySettings:
     is_lower_priority_first: bool = False
     keeps_responses: bool = True
     has_vllm_metrics: bool = True
-<<<<<<< HEAD
     batches: BatchSettings = field(default_factory=BatchSettings)
-=======
     audit: AuditSettings | None = None
     """None: no life events are kept."""
->>>>>>> main
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "GatewaySettings":
@@ -120,7 +114,6 @@ class GatewaySettings:
             is_lower_priority_first=config.openai_priority == "lower-first",
             keeps_responses=config.keeps_responses,
             has_vllm_metrics=config.vllm_metrics,
-<<<<<<< HEAD
             batches=BatchSettings(
                 url=config.batch_url,
                 max_file_bytes=config.batch_file_mb << 20,
@@ -131,10 +124,8 @@ class GatewaySettings:
                     keeps_s=config.batch_keep_days * 86_400,
                 ),
                 runner=RunnerSettings(max_at_once=config.batch_at_once, lease_s=config.batch_lease_s),
-=======
             audit=(
                 AuditSettings(AuditBounds(config.audit_mb << 20, config.audit_hours * 3600)) if config.audit else None
->>>>>>> main
             ),
         )
 
@@ -210,11 +201,13 @@ class Gateway:
         self._jobs = BatchJobs.try_make(process.gateway_id, settings.batches)
         self._answerer = LineAnswerer(self.processor, self._keys, access.caller_of, settings.http.unknown_fields)
         self._frontend = HttpFrontend(
-<<<<<<< HEAD
-            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._jobs
-=======
-            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._port.quotas
->>>>>>> main
+            self.processor,
+            settings.http,
+            lambda: self._is_ready,
+            process.bodies,
+            self._responses,
+            self._jobs,
+            self._port.quotas,
         )
         self._neighbours = NeighbourWatch(bus, self._subjects, clock)
         vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, models)
@@ -294,11 +287,8 @@ class Gateway:
             **self._keys.metrics(),
             **self._key_store.metrics(),
             **(self._responses.metrics() if self._responses is not None else {}),
-<<<<<<< HEAD
             **(self._jobs.runner.metrics() if self._jobs is not None else {}),
-=======
             **(self._audit.metrics() if self._audit is not None else {}),
->>>>>>> main
             **self._http.metrics(),
             **self.processor.spans.recent.metrics(),
             "registry_malformed_total": float(self._decode_workers.num_malformed),

@@ -54,12 +54,8 @@ from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
-<<<<<<< HEAD
 from weir_gateway.requests.output import OutputDelta
-=======
-from weir_gateway.requests.output import OutputDelta, joined
 from weir_gateway.requests.quota_book import QuotaBook
->>>>>>> main
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +74,8 @@ class HttpFrontend:
         is_ready: Callable[[], bool],
         bodies: BodyBudget,
         store: ResponseStore | None = None,
-<<<<<<< HEAD
         jobs: BatchJobs | None = None,
-=======
         quotas: QuotaBook | None = None,
->>>>>>> main
     ) -> None:
         self._processor = processor
         self._settings = settings

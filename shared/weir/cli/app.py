@@ -9,11 +9,8 @@ import typer
 
 import weir
 from weir.cli import (
-<<<<<<< HEAD
-    batch,
-=======
     audit,
->>>>>>> main
+    batch,
     bench,
     chat,
     doctor,
