@@ -87,8 +87,7 @@ class AccessControl:
 
     def caller_of(self, tenant: str) -> Caller:
         """For work that a tenant left here. Raises PermissionDenied for one that is none any more, and Unavailable."""
-        if self._rules is None:
-            raise Unavailable("the rules of access are not known yet", retry_after_s=_UNKNOWN_RULES_RETRY_S)
+        self._known_rules()
         caller = self._by_tenant.get(tenant)
         if caller is None:
             raise PermissionDenied(f"{tenant!r} is no tenant any more")

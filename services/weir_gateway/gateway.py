@@ -124,6 +124,7 @@ class GatewaySettings:
                     keeps_s=config.batch_keep_days * 86_400,
                 ),
                 runner=RunnerSettings(max_at_once=config.batch_at_once, lease_s=config.batch_lease_s),
+            ),
             audit=(
                 AuditSettings(AuditBounds(config.audit_mb << 20, config.audit_hours * 3600)) if config.audit else None
             ),
