@@ -21,11 +21,11 @@ from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
+from weir_gateway.audit import AuditSettings, AuditWriter
 from weir_gateway.batches.jobs import BatchJobs, BatchSettings
 from weir_gateway.batches.lines import LineBounds
 from weir_gateway.batches.runner import RunnerSettings
 from weir_gateway.batches.store import BatchBounds
-from weir_gateway.audit import AuditSettings, AuditWriter
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
