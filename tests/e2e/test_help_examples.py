@@ -116,6 +116,8 @@ ABSENT: Mapping[str, str] = {
     "weir pull Qwen/Qwen2.5-0.5B-Instruct": "the hub",
     "weir pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_0.gguf": "the hub",
     "weir up --model Qwen/Qwen2.5-0.5B-Instruct": "the hub",
+    "weir top": "a terminal; tests/unit/cli/test_top.py drives it",
+    "weir top --gateway http://10.0.0.7:8000 --interval-s 2": "that host",
     "weir bench serve --peer llama-server --peer-model smollm2-q4_0.gguf": "the program llama-server",
 }
 """Why they are only parsed, which tests/guard/test_docs.py does with every example."""

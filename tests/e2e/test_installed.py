@@ -20,7 +20,7 @@ pytest.importorskip("hatchling", reason="builds the wheel; `make setup-dev` inst
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"weir", "weir_decode", "weir_gateway", "weir_prefill", "weir_scheduler", "weir_transfer"}
-SUFFIXES = {".py", ".pyi", ".typed", ".yaml"}
+SUFFIXES = {".css", ".html", ".js", ".py", ".pyi", ".svg", ".typed", ".yaml"}
 _IMPORT_ALL = f"""
 import importlib, pkgutil
 from pathlib import Path
@@ -106,7 +106,10 @@ def test_the_wheel_has_the_packages_and_no_benchmarks_results_or_tools(wheel: Pa
 def test_every_source_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     roots = [ROOT / "shared" / "weir", *(ROOT / "services" / name for name in PACKAGES - {"weir"})]
     sources = {
-        path.relative_to(root.parent) for root in roots for path in root.rglob("*") if path.suffix in {".py", ".yaml"}
+        path.relative_to(root.parent)
+        for root in roots
+        for path in root.rglob("*")
+        if path.suffix in SUFFIXES - {".pyi"}
     }
     assert sources - set(members(wheel)) == set()
 
