@@ -109,8 +109,16 @@ def test_every_panel_has_an_answer_and_data_where_it_must(prometheus: Prometheus
 def test_every_rule_is_evaluated_without_an_error_and_what_is_recorded_has_data(prometheus: PrometheusServer) -> None:
     recorded = [rule["record"] for rule in rules("record")]
     wait_for_data(prometheus, [name for name in recorded if name != "weir:kv_pages_per_sequence"])
-    groups = prometheus.get("rules")["groups"]
-    states = {rule["name"]: (rule["health"], rule.get("lastError", "")) for group in groups for rule in group["rules"]}
+
+    def health() -> dict[str, tuple[str, str]]:
+        groups = prometheus.get("rules")["groups"]
+        return {
+            rule["name"]: (rule["health"], rule.get("lastError", "")) for group in groups for rule in group["rules"]
+        }
+
+    # "unknown" until a group's first turn, which comes at a time of its own.
+    wait_until(lambda: ("unknown", "") not in health().values(), timeout_s=_LONG_S, what="every rule has had its turn")
+    states = health()
     assert states == dict.fromkeys(states, ("ok", ""))
     assert states.keys() == {*recorded, *(rule["alert"] for rule in rules("alert"))}
 
