@@ -42,7 +42,7 @@ HTTP_NAMES: FieldNames = {name: name for name in grpc_names()} | {
     "resume_from": "Last-Event-ID",
 }
 _MAX_TEMPLATE_VARIABLES_CHARS = 16_384
-_LEAST_SEED = -(2**63)
+LEAST_SEED = -(2**63)
 """OpenAI's seeds have a sign; here they are the same 64 bits without one."""
 MAX_ENTRIES = 4096
 """Of a list that is read entry by entry. What each means has lower bounds, under which a longer one cannot be; this one
@@ -218,7 +218,7 @@ def _client_request(
         raise InvalidRequest(violations)
     shared = [rule.name for rule in NUMBER_RULES if rule.name not in (*given, "resume_from")]
     numbers: dict[str, Any] = {name: getattr(body, name) for name in shared} | dict(given)
-    if body.seed is not None and _LEAST_SEED <= body.seed < 0:
+    if body.seed is not None and LEAST_SEED <= body.seed < 0:
         numbers["seed"] = body.seed + 2**64
     return ClientRequest(
         operation=operation,

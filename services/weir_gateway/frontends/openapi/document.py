@@ -12,7 +12,7 @@ from weir.telemetry.request_record import RequestList, RequestRecord
 from weir.telemetry.stack_snapshot import StackSnapshot
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody
 from weir_gateway.frontends.console.api import StackPages, StackSteps
-from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody
+from weir_gateway.frontends.openai.schema import LEAST_SEED, ChatBody, CompletionBody
 from weir_gateway.frontends.openapi.answers import ANSWERS, Schema
 from weir_gateway.frontends.responses.schema import ResponsesBody
 from weir_gateway.frontends.tools_schema import DetokenizeBody, TokenizeBody
@@ -30,11 +30,14 @@ _PARTS: Schema = {
         "required": ["type", "text"],
     },
 }
+_SIGNED_SEED: Schema = {"anyOf": [{"type": "integer", "minimum": LEAST_SEED, "maximum": 2**64 - 1}, {"type": "null"}]}
 # Of fields that are read by more than their type.
 _SHAPES: Mapping[tuple[str, str], Schema] = {
     ("CompletionBody", "prompt"): {"anyOf": [*_PROMPT["anyOf"], {"type": "array", "items": _PROMPT, "minItems": 1}]},
     ("CompletionBody", "max_tokens"): {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]},
     ("CompletionBody", "stop"): {"anyOf": [_TEXTS["items"], _TEXTS, {"type": "null"}]},
+    ("CompletionBody", "seed"): _SIGNED_SEED,
+    ("ChatBody", "seed"): _SIGNED_SEED,
     ("ChatBody", "stop"): {"anyOf": [_TEXTS["items"], _TEXTS, {"type": "null"}]},
     ("Message", "content"): {"anyOf": [{"type": "string"}, _PARTS]},
     ("TokenizeBody", "prompt"): {"type": ["string", "null"]},
@@ -99,7 +102,8 @@ def openapi_document(version: str) -> dict[str, Any]:
     )
     schemas: dict[str, Schema] = {**made["$defs"], **records["$defs"], **ANSWERS}
     for body in bodies:
-        _add_ranges(schemas[body.__name__])
+        if body is not CountTokensBody:  # of an answer's options the count of its prompt reads the types alone
+            _add_ranges(schemas[body.__name__])
     for (name, field), shape in _SHAPES.items():
         schemas[name]["properties"][field] = shape
     paths: dict[str, dict[str, Any]] = {}
