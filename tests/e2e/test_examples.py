@@ -149,27 +149,33 @@ def test_what_the_readme_tells_a_newcomer_to_do(stack: Stack, weir_on_path: dict
             program, *arguments = command.words
             if program == ".venv/bin/weir":
                 text = "What color is the sky on a clear day?\n/quit\n"
-                said[arguments[0]] = run("weir", *arguments, environ=environ, text=text)
+                own = ["--base-url", stack.http_url] if arguments[0] == "bench" else []
+                said[arguments[0]] = run("weir", *arguments, *own, environ=environ, text=text)
             elif program == "curl":
-                said["curl"] = post(stack, arguments)
-    assert said.keys() == {"generate", "chat", "models", "status", "curl"}
+                url, answer = curl(stack, arguments)
+                said[url] = answer
+    assert said.keys() == {"generate", "chat", "models", "status", "trace", "bench", "/v1/chat/completions", "/metrics"}
     assert "smollm2-135m" in said["models"]
     assert said["generate"].startswith(" Paris.")
     assert said["chat"].strip()
     assert said["status"].count(" ready ") >= 6
-    assert json.loads(said["curl"])["usage"]["completion_tokens"] > 0
+    assert json.loads(said["/v1/chat/completions"])["usage"]["completion_tokens"] > 0
+    assert "longest: " in said["trace"]
+    assert "weir_stage_seconds_bucket{" in said["/metrics"]
+    assert "Successful requests:                    16" in said["bench"]
     shown = json.loads(run("weir", "status", "--json", environ=environ))
     assert {process["state"] for process in shown["processes"]} == {"ready"}
 
 
-def post(stack: Stack, arguments: list[str]) -> str:
-    """What a line of curl asks for, of this stack."""
-    url = next(word for word in arguments if word.startswith("http"))
+def curl(stack: Stack, arguments: list[str]) -> tuple[str, str]:
+    """What a line of curl asks for, of this stack: (path, answer)."""
+    path = next(word for word in arguments if word.startswith("http")).removeprefix("http://127.0.0.1:8000")
     headers = dict(pair.split(": ") for flag, pair in pairwise(arguments) if flag == "-H")
-    body = arguments[arguments.index("-d") + 1]
-    answer = httpx.post(url.replace("http://127.0.0.1:8000", stack.http_url), content=body, headers=headers, timeout=60)
+    body = arguments[arguments.index("-d") + 1] if "-d" in arguments else None
+    method = "GET" if body is None else "POST"
+    answer = httpx.request(method, f"{stack.http_url}{path}", content=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
-    return answer.text
+    return path, answer.text
 
 
 @of_stack

@@ -103,6 +103,20 @@ def test_divisors_that_cannot_be_are_refused(divisors: list[float], tmp_path: Pa
         load_model_config(resolve_model(str(tmp_path / "tiny.gguf")))
 
 
+@pytest.mark.parametrize("offset", [2**64 - 1, 2**63, 2**62, 1 << 20])
+def test_divisors_that_lie_outside_of_the_file_are_refused(offset: int, tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path / "hf", BY_NAME["llama"])
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tiny, path, F32, {"rope_freqs.weight": [1.0] * 8})
+    data = bytearray(path.read_bytes())
+    # after the name: number of dimensions, one dimension, type
+    start = data.index(b"rope_freqs.weight") + len(b"rope_freqs.weight") + 4 + 8 + 4
+    data[start : start + 8] = offset.to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=r"cut off inside tensor rope_freqs\.weight"):
+        load_model_config(resolve_model(str(path)))
+
+
 def test_a_window_in_the_metadata_bounds_the_context(tmp_path: Path) -> None:
     source, _ = converted(tmp_path, "mistral", **{"llama.attention.sliding_window": 100})
     assert load_model_config(source).max_context_tokens == 100

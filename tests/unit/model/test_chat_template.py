@@ -88,6 +88,10 @@ def test_templates_mean_what_they_mean_to_transformers(text: str, messages: list
         ("{{ messages[7].content }}", "undefined|no element"),
         ("{{ 1 // 0 }}", "zero"),
         ("{% include 'x' %}", "loader"),
+        ("{% import '/etc/passwd' as x %}", "loader"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ 'x' * 10**15 }}", "MemoryError"),
+        ("{% for i in range(1000) %}{{ 'x' * 100000 }}{% endfor %}", "more than 33554432 characters"),
     ],
 )
 def test_what_a_template_refuses_or_must_not_do_is_an_error_of_the_messages(text: str, problem: str) -> None:

@@ -193,6 +193,24 @@ def test_a_gguf_type_that_weir_does_not_read_is_named(type_id: int, name: str, t
         load_weights(source, load_model_config(source))
 
 
+@pytest.mark.parametrize("offset", [2**64 - 1, 2**63, 2**62, 1 << 30])
+@pytest.mark.parametrize("dimensions", [None, (2**64 - 1, 2**64 - 1), (0, 2**63)])
+def test_a_tensor_that_lies_outside_of_its_gguf_file_or_cannot_be_so_large_is_refused(
+    dimensions: tuple[int, int] | None, offset: int, tiny: TinyLlama, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tiny, path, gguf.GGMLQuantizationType.F32)
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4
+    data[entry + 2 * 8 + 4 : entry + 3 * 8 + 4] = offset.to_bytes(8, "little")
+    if dimensions is not None:
+        data[entry : entry + 2 * 8] = b"".join(number.to_bytes(8, "little") for number in dimensions)
+    path.write_bytes(data)
+    source = resolve_model(str(path))
+    with pytest.raises(ModelError, match=r"cut off inside tensor blk\.0\.attn_q\.weight|has shape .*, expected"):
+        load_weights(source, load_model_config(source))
+
+
 def test_a_cut_off_gguf_file_is_refused_wherever_it_ends(tiny: TinyLlama, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(tiny, path, gguf.GGMLQuantizationType.Q8_0)

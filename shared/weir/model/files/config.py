@@ -164,9 +164,9 @@ def _divisors(gguf: GgufFile, head_dim: int) -> tuple[float, ...] | None:
             f"{gguf.path}: {_ROPE_FREQS} has type {tensor.type_id} and shape {list(tensor.shape)}, "
             f"expected F32 of shape [{head_dim // 2}]"
         )
-    values = np.fromfile(gguf.path, dtype="<f4", count=head_dim // 2, offset=tensor.offset)
-    if len(values) != head_dim // 2:
+    if tensor.offset + head_dim // 2 * np.dtype("<f4").itemsize > gguf.path.stat().st_size:
         raise ModelError(f"{gguf.path}: cut off inside tensor {_ROPE_FREQS}")
+    values = np.fromfile(gguf.path, dtype="<f4", count=head_dim // 2, offset=tensor.offset)
     return tuple(values.tolist())
 
 

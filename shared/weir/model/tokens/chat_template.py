@@ -1,7 +1,7 @@
 """From a conversation to a prompt: the model's own Jinja template, in a sandbox."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,18 @@ _DUMMY_TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 # what a template can raise by what it does with the messages it is given
-_TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
+_MAX_RENDERED_CHARS = 1 << 25
+"""Far above what any context holds: it only ends a template that makes much of little."""
 
 
 class ChatTemplate:
@@ -62,10 +73,22 @@ class ChatTemplate:
         if taken:
             raise InvalidRequest([FieldViolation("chat_template_kwargs", f"{taken[0]!r} is the template's own")])
         try:
-            rendered = self._template.render(own | dict(variables))
+            rendered = _bounded_text(self._template.generate(own | dict(variables)))
         except _TEMPLATE_FAILURES as error:
-            raise InvalidRequest([_violation(f"the model's chat template refuses them: {error}")]) from error
+            problem = str(error) or type(error).__name__
+            raise InvalidRequest([_violation(f"the model's chat template refuses them: {problem}")]) from error
         return _until_last_message(rendered, messages[-1]) if continue_final_message else rendered
+
+
+def _bounded_text(parts: Iterator[str]) -> str:
+    """Raises InvalidRequest."""
+    found, num_chars = [], 0
+    for part in parts:
+        num_chars += len(part)
+        if num_chars > _MAX_RENDERED_CHARS:
+            _refuse(f"the model's chat template makes more than {_MAX_RENDERED_CHARS} characters of them")
+        found.append(part)
+    return "".join(found)
 
 
 def _until_last_message(rendered: str, message: Mapping[str, str]) -> str:
