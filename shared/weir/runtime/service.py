@@ -23,12 +23,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc.aio
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from opentelemetry.trace import Tracer
 
 from weir.core.errors import WeirError
 from weir.model.errors import ModelError
 from weir.rpc.port_guard import PortGuard
+from weir.rpc.reflection import add_reflection
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
 from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
@@ -246,8 +246,7 @@ class _Service(Generic[_ConfigT]):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin, self._server)
-        names = (*self._service_names, _ADMIN_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        add_reflection((*self._service_names, _ADMIN_NAME, health.SERVICE_NAME), self._server)
 
     async def _try_find_failure(self, starting: "asyncio.Task[None]") -> int | None:
         """The exit code of a start-up that failed: one clear line in the log, a traceback only if it is a defect."""
