@@ -1,13 +1,14 @@
 """A whole Weir of real processes, started as a user would: `weir up --detach`."""
 
-import json
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,8 @@ from uuid import uuid4
 import grpc
 
 from weir.core.ports import free_port
+from weir.runtime.stack.observe import StackReport, try_observe
+from weir.runtime.stack.paths import InstancePaths
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 START_TIMEOUT_S = 180.0  # the first start on a machine compiles the kernels
@@ -89,10 +92,16 @@ class Stack:
             raise RuntimeError(f"left in /dev/shm after weir down: {left}")
 
     def status(self) -> dict[str, Any]:
-        """What `weir status --json` prints."""
-        shown = self.weir("status", "--json", "--instance", self.instance)
-        report: dict[str, Any] = json.loads(shown.stdout)
-        return report
+        """What `weir status --json` prints, without a process of its own. Raises RuntimeError if nothing runs."""
+        report = self._try_observe()
+        if report is None:
+            raise RuntimeError(f"{self.instance} does not run")
+        return asdict(report)
+
+    def _try_observe(self) -> StackReport | None:
+        paths = InstancePaths(self.runtime_dir.resolve() / self.instance)
+        with ThreadPoolExecutor(1) as thread:  # the caller's may run an event loop
+            return thread.submit(lambda: asyncio.run(try_observe(paths))).result(COMMAND_TIMEOUT_S)
 
     def processes(self, role: str = "") -> list[ProcessView]:
         """The processes of one role, or all."""
@@ -145,8 +154,7 @@ class Stack:
         ]
 
     def is_idle(self) -> bool:
-        """Whether all are ready, one scheduler leads, nobody holds a request or a page, and every book is in order. One
-        look, which starts one process: give it a minute or more."""
+        """Whether all are ready, one scheduler leads, nobody holds a request or a page, and every book is in order."""
         entries = [entry for entry in self.status()["processes"] if entry["role"] != "nats"]
         return (
             any(entry["metrics"].get("is_leader") for entry in entries)
