@@ -38,7 +38,7 @@ types: setup-dev # A core for two minutes, which tests leave free while they wai
 PARALLEL := --dist loadfile --no-loadscope-reorder
 STACKS := tests/chaos tests/e2e tests/golden tests/metrics
 together: setup-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 $(PARALLEL) -m "not golden and not stack" $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 $(PARALLEL) -m "not golden and not stack and not long" $(PYTEST_FLAGS)
 
 stacks: setup-dev
 	$(BIN)/python -m pytest -n 2 $(PARALLEL) -m "stack and not golden and not long" $(STACKS) $(PYTEST_FLAGS)
@@ -46,7 +46,7 @@ stacks: setup-dev
 golden: setup-dev model ## The long exactness runs.
 	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)
 
-long: setup-dev model ## Stack tests that take long: outages, rolling restarts.
+long: setup-dev model ## What takes long: outages, rolling restarts, more examples, one more GPU to compile for.
 	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
 
 MINUTES ?= 10
