@@ -6,24 +6,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import grpc
 
 from weir.core.ports import free_port
-from weir.runtime.stack.observe import StackReport, try_observe
+from weir.runtime.stack.instances import end_instance
+from weir.runtime.stack.observe import try_observe
 from weir.runtime.stack.paths import InstancePaths
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 START_TIMEOUT_S = 180.0  # the first start on a machine compiles the kernels
 COMMAND_TIMEOUT_S = 60.0
 DESCRIBE_TIMEOUT_S = 30.0  # ten times what a process needs amid the stacks of other tests
+
+
+_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,10 @@ class Stack:
         ]
 
     @property
+    def _paths(self) -> InstancePaths:
+        return InstancePaths(self.runtime_dir.resolve() / self.instance)
+
+    @property
     def grpc_address(self) -> str:
         return f"127.0.0.1:{self.grpc_port}"
 
@@ -83,25 +91,18 @@ class Stack:
             raise RuntimeError(f"weir up ended with {started.returncode}:\n{started.stdout}\n{started.stderr}")
 
     def stop(self) -> None:
-        """Ends the stack. Raises RuntimeError if something of it is left."""
-        ended = self.weir("down", "--instance", self.instance)
-        if ended.returncode != 0:
-            raise RuntimeError(f"weir down ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+        """Ends the stack as `weir down` does. Raises what that tells, and RuntimeError if something of it is left."""
+        _complete(end_instance(self._paths))
         left = [path.name for path in Path("/dev/shm").iterdir() if self.instance in path.name]
         if left:
             raise RuntimeError(f"left in /dev/shm after weir down: {left}")
 
     def status(self) -> dict[str, Any]:
         """What `weir status --json` prints, without a process of its own. Raises RuntimeError if nothing runs."""
-        report = self._try_observe()
+        report = _complete(try_observe(self._paths))
         if report is None:
             raise RuntimeError(f"{self.instance} does not run")
         return asdict(report)
-
-    def _try_observe(self) -> StackReport | None:
-        paths = InstancePaths(self.runtime_dir.resolve() / self.instance)
-        with ThreadPoolExecutor(1) as thread:  # the caller's may run an event loop
-            return thread.submit(lambda: asyncio.run(try_observe(paths))).result(COMMAND_TIMEOUT_S)
 
     def processes(self, role: str = "") -> list[ProcessView]:
         """The processes of one role, or all."""
@@ -185,6 +186,12 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _complete(work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
+    """In a thread, as the caller's may run an event loop; in this process, as another one imports for a second."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result(COMMAND_TIMEOUT_S)
 
 
 _HELD = {
