@@ -33,15 +33,17 @@ lint: setup-dev
 types: setup-dev # A core for two minutes, which tests leave free while they wait.
 	nice $(BIN)/mypy
 
-# On two cores stacks run two at a time, and all else four: these tests wait about half of their time. Each worker of pytest
-# imports every test of what it is given, so stacks are looked for only where there are some (tests/guard knows where).
+# On two cores stacks run two at a time, and all else four: many of these tests wait. Each worker of pytest imports
+# every test of what it is given, so stacks are looked for only where there are some (tests/guard knows where).
 PARALLEL := --dist loadfile --no-loadscope-reorder
+WORKERS ?= 4
+STACK_WORKERS ?= 2
 STACKS := tests/chaos tests/e2e tests/golden tests/metrics
 together: setup-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 $(PARALLEL) -m "not golden and not stack and not long" $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) -m "not golden and not stack and not long" $(PYTEST_FLAGS)
 
 stacks: setup-dev
-	$(BIN)/python -m pytest -n 2 $(PARALLEL) -m "stack and not golden and not long" $(STACKS) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n $(STACK_WORKERS) $(PARALLEL) -m "stack and not golden and not long" $(STACKS) $(PYTEST_FLAGS)
 
 golden: setup-dev model ## The long exactness runs.
 	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)
