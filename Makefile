@@ -8,34 +8,47 @@ TORCH ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
+# Else each of some thousand short processes compiles all of Weir, and each worker of pytest rewrites every test.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: up test check setup setup-dev golden long chaos bench-sim gpu triton-oldest format proto proto-baseline constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
 
-# The model's forward passes want the machine for themselves; on two cores stacks run two at a time, and all else three:
-# many of these tests wait.
-test: check model ## Everything that CI runs.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not golden and not stack" \
-		--ignore tests/guard --ignore tests/golden $(PYTEST_FLAGS)
-	$(BIN)/python -m pytest -m "not golden" tests/golden $(PYTEST_FLAGS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "stack and not golden and not long" \
-		--ignore tests/golden $(PYTEST_FLAGS)
+test: setup-dev model lint ## Everything that CI runs.
+	$(MAKE) --no-print-directory -j 2 types together
+	$(MAKE) --no-print-directory stacks
 
-check: setup-dev ## Format, lint, types, guard tests.
+check: lint types ## Format, lint, types, guard tests.
+	$(BIN)/python -m pytest tests/guard $(PYTEST_FLAGS)
+
+.PHONY: lint types together stacks
+lint: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/buf lint proto
 	$(BIN)/buf breaking proto --against proto/baseline.binpb
-	$(BIN)/mypy
-	$(BIN)/mypy tests
-	$(BIN)/python -m pytest tests/guard $(PYTEST_FLAGS)
+
+types: setup-dev # A core for two minutes, which tests leave free while they wait.
+	nice $(BIN)/mypy
+
+# On two cores stacks run two at a time, and all else four: many of these tests wait. Each worker of pytest imports
+# every test of what it is given, so stacks are looked for only where there are some (tests/guard knows where).
+PARALLEL := --dist loadfile --no-loadscope-reorder
+WORKERS ?= 4
+STACK_WORKERS ?= 2
+STACKS := tests/chaos tests/e2e tests/golden tests/metrics
+together: setup-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) -m "not golden and not stack and not long" $(PYTEST_FLAGS)
+
+stacks: setup-dev
+	$(BIN)/python -m pytest -n $(STACK_WORKERS) $(PARALLEL) -m "stack and not golden and not long" $(STACKS) $(PYTEST_FLAGS)
 
 golden: setup-dev model ## The long exactness runs.
 	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)
 
-long: setup-dev model ## Stack tests that take long: outages, rolling restarts.
+long: setup-dev model ## What takes long: outages, rolling restarts, more examples, one more GPU to compile for.
 	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
 
 MINUTES ?= 10
@@ -83,7 +96,9 @@ constraints: setup-dev
 	( head -n 1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//' ) > constraints.new
 	mv constraints.new constraints.txt
 
-setup: $(VENV)/.installed
+# With the tools where another goal wants them: one call of pip instead of two.
+WITHOUT_TOOLS := up setup model bench-sim
+setup: $(VENV)/$(if $(filter-out $(WITHOUT_TOOLS),$(or $(MAKECMDGOALS),up)),.installed-dev,.installed)
 setup-dev: $(VENV)/.installed-dev
 
 $(BIN)/python:
@@ -96,17 +111,22 @@ $(BIN)/python:
 		else sudo apt-get update -q && sudo apt-get install -y -q python3-venv; fi; \
 		$(PYTHON) -m venv $(VENV); }
 
+# Bytecode comes with the first import: most of these packages' 260 MB of source are never imported.
+PIP_INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
+USER_EXTRAS := plots,training,worker
+
+define install
+	$(if $(filter cpu,$(TORCH)),$(PIP_INSTALL) --no-deps --index-url $(TORCH_CPU_INDEX) --retries 1 torch || $(PIP_INSTALL) torch)
+	$(PIP_INSTALL) -e '.[$(1)]'
+endef
+
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
-ifeq ($(TORCH),cpu)
-	$(BIN)/pip install -q --no-deps -c constraints.txt --index-url $(TORCH_CPU_INDEX) --retries 1 torch \
-		|| $(BIN)/pip install -q -c constraints.txt torch
-endif
-	$(BIN)/pip install -q -c constraints.txt -e '.[plots,training,worker]'
+	$(call install,$(USER_EXTRAS))
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
-	touch $@
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
+	$(call install,dev)
+	touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) dist build

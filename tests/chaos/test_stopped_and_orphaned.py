@@ -69,8 +69,9 @@ def test_after_kill_9_of_the_supervisor_weir_down_removes_everything(tmp_path: P
     wait_until(lambda: not is_alive(supervisor_pid), timeout_s=30, what="the supervisor is dead")
     assert all(is_alive(process.pid) for process in processes)
 
-    stack.stop()
+    down = stack.weir("down", "--instance", stack.instance)
 
+    assert down.returncode == 0, down.stderr
     assert [process.name for process in processes if is_alive(process.pid)] == []
     assert list(Path("/dev/shm").glob(f"*{stack.instance}*")) == []
 

@@ -1,6 +1,5 @@
 """The runner's greedy tokens are those of Hugging Face transformers on the same dequantized weights."""
 
-import os
 from collections.abc import Sequence
 
 import pytest
@@ -40,7 +39,6 @@ def config() -> ModelConfig:
 
 @pytest.fixture(scope="module")
 def weights(config: ModelConfig) -> Weights:
-    torch.set_num_threads(os.cpu_count() or 1)
     return load_weights(resolve_model(SMOLLM2_135M.name), config)
 
 

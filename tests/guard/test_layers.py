@@ -14,8 +14,8 @@ FLOORS = (
     ("ops", "policy", "rpc"),
     ("client", "engine", "scheduling"),
     ("model", "sim"),
-    ("runtime", "testing", "training"),
-    ("worker",),
+    ("runtime", "training"),
+    ("testing", "worker"),
     ("bench",),
     ("cli",),
 )

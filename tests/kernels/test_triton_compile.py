@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,11 @@ OLDEST_ARCH = 90
 # bytes of stack a thread: in fp32 the attention kernels have more values than registers (slow, not wrong)
 MAX_FP32_STACK_BYTES = 1024
 
-Compiled = dict[int, list[dict[str, Any]]]
-"""By compute capability: the properties that `compile_kernels` prints, one dictionary a kernel variant."""
+Compiled = list[dict[str, Any]]
+"""The properties that `compile_kernels` prints, one dictionary a kernel variant."""
 
 
-def compile_all(arch: int, cache: Path, *first: Path) -> list[dict[str, Any]]:
+def compile_all(arch: int, cache: Path, *first: Path) -> Compiled:
     """`first` on the module path: another Triton."""
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), str(arch)]
     search_path = [*map(str, first), str(ROOT), str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")]
@@ -61,17 +60,20 @@ def compile_all(arch: int, cache: Path, *first: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    def run(arch: int) -> list[dict[str, Any]]:
-        return compile_all(arch, tmp_path_factory.mktemp(f"triton-{arch}"))
-
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-        return dict(zip(SHARED_KIB, threads.map(run, SHARED_KIB), strict=True))
+@pytest.fixture(scope="module", params=[80, 90, pytest.param(100, marks=pytest.mark.long)])
+def arch(request: pytest.FixtureRequest) -> int:
+    """A minute of processor time each; 100 has the limits of 90."""
+    found: int = request.param
+    return found
 
 
 @pytest.fixture(scope="module")
-def compiled_by_oldest(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def compiled(arch: int, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    return compile_all(arch, tmp_path_factory.mktemp(f"triton-{arch}"))
+
+
+@pytest.fixture(scope="module")
+def compiled_by_oldest(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     if not (OLDEST_FOLDER / "triton").is_dir():
         pytest.skip(f"{OLDEST_FOLDER} is not there: `make triton-oldest` gets 190 MB")
     return compile_all(OLDEST_ARCH, tmp_path_factory.mktemp("triton-oldest"), OLDEST_FOLDER)
@@ -81,7 +83,7 @@ def allowed_stack_bytes(params: dict[str, Any]) -> int:
     return MAX_FP32_STACK_BYTES if params["variant"].endswith("-fp32") else 0
 
 
-def too_much_stack(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def too_much_stack(found: Compiled) -> Compiled:
     return [params for params in found if params["stack_bytes"] > allowed_stack_bytes(params)]
 
 
@@ -95,25 +97,22 @@ def blocks_a_multiprocessor(params: dict[str, Any]) -> int:
     return min(by_registers, by_shared_memory)
 
 
-@pytest.mark.parametrize("arch", SHARED_KIB)
-def test_every_kernel_compiles(compiled: Compiled, arch: int) -> None:
-    assert {params["kernel"] for params in compiled[arch]} == KERNELS
-    assert len(compiled[arch]) >= 28
+def test_every_kernel_compiles(compiled: Compiled) -> None:
+    assert {params["kernel"] for params in compiled} == KERNELS
+    assert len(compiled) >= 28
 
 
-@pytest.mark.parametrize("arch", SHARED_KIB)
-def test_nothing_spills_to_memory_but_attention_in_fp32_a_little(compiled: Compiled, arch: int) -> None:
-    assert too_much_stack(compiled[arch]) == []
+def test_nothing_spills_to_memory_but_attention_in_fp32_a_little(compiled: Compiled) -> None:
+    assert too_much_stack(compiled) == []
 
 
-@pytest.mark.parametrize("arch", SHARED_KIB)
-def test_attention_is_compiled_in_fp32_too(compiled: Compiled, arch: int) -> None:
-    kernels = {params["kernel"] for params in compiled[arch] if params["variant"].endswith("-fp32")}
+def test_attention_is_compiled_in_fp32_too(compiled: Compiled) -> None:
+    kernels = {params["kernel"] for params in compiled if params["variant"].endswith("-fp32")}
     assert {"paged_decode_kernel", "paged_prefill_kernel", "rotary_kv_write_kernel"} <= kernels
 
 
 def test_the_oldest_triton_compiles_every_kernel_within_the_same_limits(
-    compiled_by_oldest: list[dict[str, Any]],
+    compiled_by_oldest: Compiled,
 ) -> None:
     assert {params["triton"] for params in compiled_by_oldest} == {OLDEST}
     assert {params["kernel"] for params in compiled_by_oldest} == KERNELS
@@ -122,28 +121,23 @@ def test_the_oldest_triton_compiles_every_kernel_within_the_same_limits(
     assert [params for params in compiled_by_oldest if params["shared_bytes"] > block_kib * 1024] == []
 
 
-@pytest.mark.parametrize("arch", SHARED_KIB)
 def test_shared_memory_fits(compiled: Compiled, arch: int) -> None:
     block_kib, _ = SHARED_KIB[arch]
-    assert [params for params in compiled[arch] if params["shared_bytes"] > block_kib * 1024] == []
+    assert [params for params in compiled if params["shared_bytes"] > block_kib * 1024] == []
 
 
-@pytest.mark.parametrize("arch", SHARED_KIB)
 def test_exact_products_fit_where_a_block_has_99_kib_and_two_of_them_where_a_multiprocessor_has_more(
-    compiled: Compiled, arch: int
+    compiled: Compiled,
 ) -> None:
-    products = [params for params in compiled[arch] if params["kernel"] == "exact_linear_kernel"]
+    products = [params for params in compiled if params["kernel"] == "exact_linear_kernel"]
     assert {params["variant"].rpartition("-")[2] for params in products} == {"bf16", "fp32"}
     assert [params for params in products if params["shared_bytes"] > 99 * 1024] == []
     assert [params for params in products if blocks_a_multiprocessor(params) < 2] == []
     assert too_much_stack(products) == []
 
 
-@pytest.mark.parametrize("arch", SHARED_KIB)
-def test_decode_programs_share_a_multiprocessor_so_that_one_computes_while_others_load(
-    compiled: Compiled, arch: int
-) -> None:
-    decodes = [params for params in compiled[arch] if params["kernel"] == "paged_decode_kernel"]
+def test_decode_programs_share_a_multiprocessor_so_that_one_computes_while_others_load(compiled: Compiled) -> None:
+    decodes = [params for params in compiled if params["kernel"] == "paged_decode_kernel"]
     assert [params for params in decodes if blocks_a_multiprocessor(params) < 2] == []
     # two blocks of keys and values on their way while a third is read would be 96 KiB; one on its way is 32 KiB
     assert {params["variant"] for params in decodes if params["shared_bytes"] < 64 * 1024} == set()

@@ -1,4 +1,4 @@
-"""The Triton cases, in Triton's interpreter: on the CPU, in a process of their own.
+"""The Triton cases, in Triton's interpreter: on the CPU, in two processes of their own.
 
 Triton decides when it is imported whether kernels are interpreted, and other tests of this process may import it.
 """
@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, CaseResult]:
-    return run_cases(tmp_path_factory.mktemp("interpreter"), {"TRITON_INTERPRET": "1"})
+    return run_cases(tmp_path_factory.mktemp("interpreter"), {"TRITON_INTERPRET": "1"}, num_processes=2)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)

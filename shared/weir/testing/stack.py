@@ -1,26 +1,33 @@
 """A whole Weir of real processes, started as a user would: `weir up --detach`."""
 
-import json
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import grpc
 
 from weir.core.ports import free_port
+from weir.runtime.stack.instances import end_instance
+from weir.runtime.stack.observe import try_observe
+from weir.runtime.stack.paths import InstancePaths
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 START_TIMEOUT_S = 180.0  # the first start on a machine compiles the kernels
 COMMAND_TIMEOUT_S = 60.0
 DESCRIBE_TIMEOUT_S = 30.0  # ten times what a process needs amid the stacks of other tests
+
+
+_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,10 @@ class Stack:
         ]
 
     @property
+    def _paths(self) -> InstancePaths:
+        return InstancePaths(self.runtime_dir.resolve() / self.instance)
+
+    @property
     def grpc_address(self) -> str:
         return f"127.0.0.1:{self.grpc_port}"
 
@@ -80,19 +91,18 @@ class Stack:
             raise RuntimeError(f"weir up ended with {started.returncode}:\n{started.stdout}\n{started.stderr}")
 
     def stop(self) -> None:
-        """Ends the stack. Raises RuntimeError if something of it is left."""
-        ended = self.weir("down", "--instance", self.instance)
-        if ended.returncode != 0:
-            raise RuntimeError(f"weir down ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+        """Ends the stack as `weir down` does. Raises what that tells, and RuntimeError if something of it is left."""
+        _complete(end_instance(self._paths))
         left = [path.name for path in Path("/dev/shm").iterdir() if self.instance in path.name]
         if left:
             raise RuntimeError(f"left in /dev/shm after weir down: {left}")
 
     def status(self) -> dict[str, Any]:
-        """What `weir status --json` prints."""
-        shown = self.weir("status", "--json", "--instance", self.instance)
-        report: dict[str, Any] = json.loads(shown.stdout)
-        return report
+        """What `weir status --json` prints, without a process of its own. Raises RuntimeError if nothing runs."""
+        report = _complete(try_observe(self._paths))
+        if report is None:
+            raise RuntimeError(f"{self.instance} does not run")
+        return asdict(report)
 
     def processes(self, role: str = "") -> list[ProcessView]:
         """The processes of one role, or all."""
@@ -145,8 +155,7 @@ class Stack:
         ]
 
     def is_idle(self) -> bool:
-        """Whether all are ready, one scheduler leads, nobody holds a request or a page, and every book is in order. One
-        look, which starts one process: give it a minute or more."""
+        """Whether all are ready, one scheduler leads, nobody holds a request or a page, and every book is in order."""
         entries = [entry for entry in self.status()["processes"] if entry["role"] != "nats"]
         return (
             any(entry["metrics"].get("is_leader") for entry in entries)
@@ -177,6 +186,12 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _complete(work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
+    """In a thread, as the caller's may run an event loop; in this process, as another one imports for a second."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result(COMMAND_TIMEOUT_S)
 
 
 _HELD = {

@@ -1,8 +1,9 @@
-"""Runs the case files, each in a pytest of its own, and reads what came of them."""
+"""Runs the case files in processes of their own, and reads what came of them."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ TIMEOUT_S = 840
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What one file's tests came to; `output` is what its pytest printed."""
+    """What one file's tests came to; `output` is what pytest printed of its process."""
 
     num_passed: int
     failures: tuple[str, ...]
@@ -28,19 +29,21 @@ class CaseResult:
 _SAME_SUMS = {"OPENBLAS_CORETYPE": "Nehalem"}
 
 
-def run_cases(folder: Path, environment: dict[str, str]) -> dict[Path, CaseResult]:
-    """As many files at a time as there are cores."""
+def run_cases(folder: Path, environment: dict[str, str], num_processes: int = len(CASES)) -> dict[Path, CaseResult]:
+    """As many processes at a time as there are cores. A file of its own for each: what loses one GPU's context loses no
+    other file. Fewer: torch and Triton are imported less often."""
+    groups = [CASES[first::num_processes] for first in range(num_processes)]
     with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-        results = threads.map(lambda case: _run_case(case, folder / f"{case.stem}.xml", environment), CASES)
-        return dict(zip(CASES, results, strict=True))
+        found = threads.map(lambda group: _run_group(group, folder / f"{group[0].stem}.xml", environment), groups)
+        return {case: result for results in found for case, result in results.items()}
 
 
-def _run_case(case: Path, report: Path, environment: dict[str, str]) -> CaseResult:
+def _run_group(cases: Sequence[Path], report: Path, environment: dict[str, str]) -> dict[Path, CaseResult]:
     search_path = [str(ROOT), str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")]
     settings = ["-c", str(HERE.parent / "gpu.ini"), "--rootdir", str(ROOT)]
     own = {"PYTHONPATH": os.pathsep.join(search_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *settings, f"--junitxml={report}", str(case)],
+        [sys.executable, "-m", "pytest", "-q", *settings, f"--junitxml={report}", *map(str, cases)],
         env=os.environ | own | _SAME_SUMS | environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -49,9 +52,15 @@ def _run_case(case: Path, report: Path, environment: dict[str, str]) -> CaseResu
         check=False,
         timeout=TIMEOUT_S,
     )
+    output = done.stdout[-8000:]
     if not report.exists():
-        return CaseResult(0, (f"pytest ended with {done.returncode}",), done.stdout[-8000:])
+        return dict.fromkeys(cases, CaseResult(0, (f"pytest ended with {done.returncode}",), output))
     tests = list(ElementTree.parse(report).getroot().iter("testcase"))
-    failed = [test for test in tests if test.find("failure") is not None or test.find("error") is not None]
+    return {case: _result_of(case, tests, output) for case in cases}
+
+
+def _result_of(case: Path, tests: Sequence[ElementTree.Element], output: str) -> CaseResult:
+    own = [test for test in tests if test.attrib["classname"].rpartition(".")[2] == case.stem]
+    failed = [test for test in own if test.find("failure") is not None or test.find("error") is not None]
     names = tuple(test.attrib["name"] for test in failed)
-    return CaseResult(sum(len(test) == 0 for test in tests), names, done.stdout[-8000:])
+    return CaseResult(sum(len(test) == 0 for test in own), names, output)

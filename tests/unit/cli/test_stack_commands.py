@@ -240,6 +240,19 @@ def test_status_finds_the_only_instance_and_shows_that_nobody_looks_after_it(
     ]
 
 
+def test_a_process_whose_death_its_supervisor_has_not_seen_yet_is_not_ready(
+    tmp_path: Path, orphan: "subprocess.Popen[bytes]"
+) -> None:
+    supervised = replace(orphaned_state("a", orphan), supervisor=own_identity())
+    write_state(InstancePaths(tmp_path / "a").state_file, supervised)
+    assert weir(tmp_path, "status").returncode == 0
+    orphan.kill()
+    orphan.wait()
+    shown = weir(tmp_path, "status", "--json")
+    assert shown.returncode == 1
+    assert [(p["pid"], p["state"]) for p in json.loads(shown.stdout)["processes"]] == [(None, "restarting")]
+
+
 def test_down_ends_an_orphaned_instance_and_is_content_when_there_is_none(
     tmp_path: Path, orphan: "subprocess.Popen[bytes]"
 ) -> None:

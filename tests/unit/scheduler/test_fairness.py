@@ -83,10 +83,13 @@ def bound(num_pages: int) -> float:
 
 
 @pytest.mark.timeout(600)
-def test_tenants_that_wait_get_equal_service_within_the_bound_and_first_come_first_served_breaks_it() -> None:
+@pytest.mark.parametrize("num_workloads", [200, pytest.param(1000, marks=pytest.mark.long)])
+def test_tenants_that_wait_get_equal_service_within_the_bound_and_first_come_first_served_breaks_it(
+    num_workloads: int,
+) -> None:
     outcomes: list[tuple[float, float]] = []
 
-    @settings(max_examples=1000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=num_workloads, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(workloads, st.integers(5, 6), st.integers(1, 3))
     def on_a_workload(workload: tuple[Burst, ...], num_pages: int, max_num_seqs: int) -> None:
         fair = widest_gap(workload, num_pages, max_num_seqs, "fair") / bound(num_pages)

@@ -83,7 +83,7 @@ async def try_observe(paths: InstancePaths) -> StackReport | None:
 
 async def _observe_process(process: ProcessState, is_supervised: bool) -> ProcessReport:
     runs = process.identity is not None and is_running(process.identity)
-    condition: Condition = process.phase if runs or is_supervised else "dead"
+    condition = _condition(process, runs=runs, is_supervised=is_supervised)
     described = admin_pb2.DescribeResponse()
     if runs and process.address and process.role != "nats":
         answer = await try_describe(process.address)
@@ -106,6 +106,15 @@ async def _observe_process(process: ProcessState, is_supervised: bool) -> Proces
         metrics=dict(described.metrics),
         integrity_errors=tuple(described.integrity_errors),
     )
+
+
+def _condition(process: ProcessState, *, runs: bool, is_supervised: bool) -> Condition:
+    """As the state file says, but that of a death its supervisor learns a moment later than who looks."""
+    if runs:
+        return process.phase
+    if not is_supervised:
+        return "dead"
+    return "restarting" if process.phase == "ready" else process.phase
 
 
 async def try_describe(address: str) -> admin_pb2.DescribeResponse | None:
