@@ -95,7 +95,10 @@ def _find_new(text: str, stop: str, num_old: int) -> int:
 
 
 class Output:
-    """The output of one request. What the client has not taken yet grows as one delta, bounded by max_tokens."""
+    """The output of one request. What the client has not taken yet grows as one delta, bounded by max_tokens.
+
+    Without stop strings tokens become text when they are taken: several that gathered, at once.
+    """
 
     def __init__(
         self,
@@ -114,6 +117,8 @@ class Output:
         self._has_logprobs = has_logprobs
         self._min_tokens = min_tokens
         self._pending = OutputDelta(0)
+        self._num_without_text = 0
+        """The last tokens of it, which are not text yet."""
         self._logprobs: dict[int, TokenLogprobs] = {}
         """By output index, of tokens that are not in order yet."""
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -189,7 +194,7 @@ class Output:
         reason, self._finish_reason = self._finish_reason, None
         self.matched_stop = None
         self._detokenizer, self._stops = self._make_anew()
-        self._pending, self._num_tokens = OutputDelta(0), 0
+        self._pending, self._num_tokens, self._num_without_text = OutputDelta(0), 0, 0
         self._begins_at, self.num_skipped_chars = first_index, 0
         self._append(self._order.token_ids)
         if reason is not None:
@@ -212,6 +217,7 @@ class Output:
         delta = self._pending
         if not (delta.token_ids or delta.text or self._finish_reason):
             return None
+        self._make_text()
         self._pending = OutputDelta(self._num_tokens)
         delta.finish_reason = self._finish_reason
         if delta.token_ids and delta.first_index == 0:
@@ -237,6 +243,7 @@ class Output:
         num_had = self._begins_at - self._num_tokens
         if num_had > 0:
             self._add(token_ids[:num_had])
+            self._make_text()
             self.num_skipped_chars += len(self._pending.text)
             self._pending = OutputDelta(self._num_tokens)
             token_ids = token_ids[num_had:]
@@ -245,7 +252,7 @@ class Output:
 
     def _add(self, token_ids: Sequence[int]) -> None:
         if not self._stops.is_active:
-            self._pending.text += self._detokenizer.push(token_ids)
+            self._num_without_text += len(token_ids)
             if self._has_logprobs:
                 for token_id in token_ids:
                     self._add_token(token_id)
@@ -257,6 +264,11 @@ class Output:
             self._add_token(token_id)
             if self._stopped_by(self._detokenizer.push([token_id])):
                 return
+
+    def _make_text(self) -> None:
+        if self._num_without_text:
+            self._pending.text += self._detokenizer.push(self._pending.token_ids[-self._num_without_text :])
+            self._num_without_text = 0
 
     def _add_token(self, token_id: int) -> None:
         self._pending.token_ids.append(token_id)
@@ -276,6 +288,7 @@ class Output:
 
     def _end_text(self) -> None:
         """The detokenizer's rest can complete a stop string; what is held back after it is output."""
+        self._make_text()
         if not self._stopped_by(self._detokenizer.finish()):
             self._pending.text += self._stops.finish()
 
