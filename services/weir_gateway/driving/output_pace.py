@@ -16,7 +16,9 @@ WINDOW_S = 0.25
 MUCH, LITTLE = 0.5, 0.2
 """Shares of the time. Less than half of MUCH is LITTLE: a hold that is halved does not grow again at once."""
 FIRST_HOLD_S = 0.01
-MAX_HOLD_S = 0.05
+MAX_HOLD_S = 0.03
+_AT_ONCE = 256
+"""So many streams are let go at a time, and others have the loop before the next."""
 
 
 class OutputPace:
@@ -66,10 +68,16 @@ class OutputPace:
 
     def _let_go(self) -> None:
         gathering, self._gathering = self._gathering, []
-        for one in gathering:
-            if not one.done():
-                one.set_result(None)
+        _end_in_parts(gathering)
 
     def _end_pass(self, began_s: float) -> None:
         self._is_in_pass = False
         self.note_pass(self._clock.now_s() - began_s)
+
+
+def _end_in_parts(waits: "list[asyncio.Future[None]]") -> None:
+    for one in waits[:_AT_ONCE]:
+        if not one.done():
+            one.set_result(None)
+    if len(waits) > _AT_ONCE:
+        asyncio.get_running_loop().call_soon(_end_in_parts, waits[_AT_ONCE:])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
-from weir.rpc.conversions import all_logprobs_from_pb, attempt_from_pb, finish_reason_from_pb
+from weir.rpc.conversions import all_logprobs_from_pb, finish_reason_from_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.models import Detokenizer
 from weir_gateway.requests.token_order import TokenOrder
@@ -167,13 +167,16 @@ class Output:
         """Set with the last token."""
         return self._finish_reason
 
-    def push(self, update: worker_pb2.SequenceUpdate) -> bool:
-        """Returns whether there is something new for the client. Raises TokenConflict."""
+    def push(self, attempt: Attempt, update: worker_pb2.SequenceUpdate) -> bool:
+        """Of this attempt, which the update names. Returns whether there is something new for the client. Raises
+        TokenConflict."""
         if self._finish_reason is not None:
             return False
-        end = output_end_from_pb(update.finish_reason) if update.finish_reason else None
-        ready = self._order.push(attempt_from_pb(update.attempt), update.first_index, update.token_ids, end)
-        self._keep_logprobs(update)
+        finish_reason = update.finish_reason
+        end = output_end_from_pb(finish_reason) if finish_reason else None
+        ready = self._order.push(attempt, update.first_index, update.token_ids[:], end)
+        if self._has_logprobs or not self._num_tokens:
+            self._keep_logprobs(update)
         self._append(ready)
         if self._order.finish_reason is not None:
             self.end(self._order.finish_reason)
