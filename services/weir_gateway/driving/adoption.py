@@ -46,7 +46,7 @@ class AdopterSearch:
         """True: another worker has the sequence, and sends what is new of it. False: nobody came in time, or the
         request was interrupted once more; whoever still gets the sequence drops it."""
         placement = state.placement
-        if placement is None or state.lost_worker_id not in self._workers:
+        if placement is None or state.whereabouts.lost_worker_id not in self._workers:
             return False  # nothing shows where it was
         lost_worker_id, adopted = state.await_adopter()
         # Its own worker is asked no more, and unsubscribed with the others; but emptied, it may be given it back.
@@ -59,7 +59,7 @@ class AdopterSearch:
             self.num_adopted += 1
             return True
         finally:
-            state.is_awaiting_adopter = False
+            state.whereabouts.end_search()
             self._leave(state, asked.keys(), is_found=adopted.done())
 
     async def try_claim(self, state: RequestState) -> bool:
@@ -97,9 +97,9 @@ class AdopterSearch:
                 has_others = True
                 ends_at_s = min(ends_at_s, clock.now_s() + settings.wait_s)
             left_s = ends_at_s - clock.now_s()
-            if left_s <= 0 or state.adopted.done() or state.interrupted.done():
+            if left_s <= 0 or state.whereabouts.adopted.done() or state.interrupted.done():
                 return
-            either: list[asyncio.Future[Any]] = [state.adopted, state.interrupted, self._workers.changed]
+            either: list[asyncio.Future[Any]] = [state.whereabouts.adopted, state.interrupted, self._workers.changed]
             await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     def _ask_all(

@@ -292,8 +292,8 @@ class Driver:
         if state.is_started and not state.is_over_at_workers:
             for worker_id in _workers_of(state):
                 self._connections.cancel(worker_id, state.request_id, state.attempt)
-            if state.lost_worker_id:
-                self._connections.cancel_at_peers(state.lost_worker_id, state.request_id, state.attempt)
+            if lost_worker_id := state.whereabouts.lost_worker_id:
+                self._connections.cancel_at_peers(lost_worker_id, state.request_id, state.attempt)
         self._unsubscribe(state)
 
     def _unsubscribe(self, state: RequestState) -> None:

@@ -33,6 +33,8 @@ class OpenRequest:
         """Deltas handed out since tokens were last let gather, from the first one with text on: each choice is to have
         its turn before they are again."""
         self._has_output = states[0].has_output
+        self._gathering: asyncio.Future[None] | None = None
+        """While tokens gather: it is to end with the request."""
         self._unfinished = dict(enumerate(self.states))
         """Choices whose last delta was not handed out; the one that was served longest ago comes first."""
         self._are_admitted = False
@@ -88,9 +90,9 @@ class OpenRequest:
 
         Nothing is handed out if one choice was not admitted.
         """
-        if self._num_since_hold >= len(self._unfinished) and (hold_s := self._pace.hold_s):
+        if self._num_since_hold >= len(self._unfinished) and self._pace.hold_s:
             self._num_since_hold = 0
-            await asyncio.wait([self.ended], timeout=hold_s)
+            await self._gather()
         while (delta := self._try_next()) is None:
             self._has_output.clear()
             await self._has_output.wait()
@@ -118,6 +120,15 @@ class OpenRequest:
 
     def __exit__(self, *_: object) -> None:
         self.leave()
+
+    async def _gather(self) -> None:
+        if self.ended.done():
+            return
+        self._gathering = self._pace.gather()
+        try:
+            await self._gathering
+        finally:
+            self._gathering = None
 
     def _try_next(self) -> OutputDelta | None:
         if not self._are_admitted:
@@ -148,6 +159,8 @@ class OpenRequest:
             endings = [state.ended.result() for state in self.states]
             first = next((ending for ending in endings if ending.error is self._error), endings[0])
             self.ended.set_result(first)
+            if self._gathering is not None and not self._gathering.done():
+                self._gathering.set_result(None)
         self._has_output.set()
 
 

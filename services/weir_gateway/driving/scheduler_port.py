@@ -309,7 +309,7 @@ def submit_message(state: RequestState, gateway_id: str, now_s: float, page_hash
         output_score=checked.prediction.score,
         page_hashes=page_hashes,
         dispatch=state.dispatch,
-        lost_worker_id=state.lost_worker_id,
+        lost_worker_id=state.whereabouts.lost_worker_id,
         keep_ms=state.succession.keep_ms,
     )
 

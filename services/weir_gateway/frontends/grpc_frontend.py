@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import grpc.aio
 from opentelemetry import context as current_context
@@ -34,13 +34,14 @@ from weir_gateway.tokenization import TokenizeRequest
 logger = logging.getLogger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_ResponseT = TypeVar("_ResponseT", inference_pb2.GenerateResponse, inference_pb2.ChatResponse)
+_Response = inference_pb2.GenerateResponse | inference_pb2.ChatResponse
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Translates, and sends what comes; a client that does not read is given up after `send_timeout_s`.
 
-    `processor` is asked for at each call: the servicer is there before what it serves.
+    `processor` is asked for at each call: the servicer is there before what it serves. Answers are written and not
+    yielded: each generator between here and gRPC would cost every message a turn.
     """
 
     def __init__(self, processor: Callable[[], InputProcessor], *, send_timeout_s: float = 60.0) -> None:
@@ -55,7 +56,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Generate(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: _Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    ) -> None:
         num_token_ids = len(request.token_ids.ids) if request.WhichOneof("prompt") == "token_ids" else None
         model, counts = request.options.model, _counts(request.options, num_token_ids=num_token_ids)
         try:
@@ -66,12 +67,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         prompt: Prompt = Text(request.text) if num_token_ids is None else TokenIds(tuple(request.token_ids.ids))
         client_request = ClientRequest(Operation.TEXT_COMPLETION, prompt, GRPC_NAMES, options_from_pb(request.options))
         del request  # else kept until the answer is complete
-        async for opened, delta in self._deltas(client_request, context):
-            yield _fill(inference_pb2.GenerateResponse(), opened, delta)
+        await self._answer(client_request, context, inference_pb2.GenerateResponse)
 
     async def Chat(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ChatRequest, context: _Context
-    ) -> AsyncIterator[inference_pb2.ChatResponse]:
+    ) -> None:
         model, counts = request.options.model, _counts(request.options, num_messages=len(request.messages))
         try:
             self._processor().check_counts(model, GRPC_NAMES, counts)
@@ -83,8 +83,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             Operation.CHAT, Conversation(turns), GRPC_NAMES, options_from_pb(request.options)
         )
         del request  # else kept until the answer is complete
-        async for opened, delta in self._deltas(client_request, context):
-            yield _fill(inference_pb2.ChatResponse(), opened, delta)
+        await self._answer(client_request, context, inference_pb2.ChatResponse)
 
     async def Cancel(  # noqa: N802 - gRPC's name
         self, request: inference_pb2.CancelRequest, context: _Context
@@ -116,20 +115,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         ]
         return inference_pb2.ListModelsResponse(models=models)
 
-    async def _deltas(
-        self, client_request: ClientRequest, context: _Context
-    ) -> AsyncIterator[tuple[OpenRequest, OutputDelta]]:
+    async def _answer(
+        self, client_request: ClientRequest, context: _Context, make_response: Callable[..., _Response]
+    ) -> None:
         opened = await self._processor().open(
             client_request, self._caller_of(context), current_context.get_current(), context.time_remaining()
         )
-        # The call's end ends the request at once, whenever the generator that waits in a write is collected.
+        # The call's end ends the request at once, whatever its task waits for.
         context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
+        client_id = opened.client_id
         watch = SendWatch(self._send_timeout_s, lambda: self._give_up_client(opened, context))
         with opened, contextlib.closing(watch):
             while True:
                 delta = await opened.next_delta()
+                response = _response(make_response, client_id, delta)
+                if delta.is_last:
+                    _complete(response, opened)
                 watch.begin()
-                yield opened, delta
+                await context.write(response)
                 watch.end()
                 opened.mark_sent()
                 if delta.is_last:
@@ -168,23 +171,29 @@ async def _abort_unread(context: _Context) -> None:
         await abort_with(context, Cancelled("the client has not read the answer for too long"))
 
 
-def _fill(response: _ResponseT, opened: OpenRequest, delta: OutputDelta) -> _ResponseT:
-    """`response` is empty before."""
-    response.request_id = opened.client_id
-    response.first_index = delta.first_index
-    response.token_ids.extend(delta.token_ids)
-    response.text = delta.text
-    response.choice = delta.choice
-    response.logprobs.extend(map(logprobs_to_pb, delta.logprobs))
-    response.prompt_logprobs.extend(map(logprobs_to_pb, delta.prompt_logprobs))
+def _response(make_response: Callable[..., _Response], client_id: str, delta: OutputDelta) -> _Response:
+    response = make_response(
+        request_id=client_id,
+        first_index=delta.first_index,
+        token_ids=delta.token_ids,
+        text=delta.text,
+        choice=delta.choice,
+    )
+    if delta.logprobs:
+        response.logprobs.extend(map(logprobs_to_pb, delta.logprobs))
+    if delta.prompt_logprobs:
+        response.prompt_logprobs.extend(map(logprobs_to_pb, delta.prompt_logprobs))
     if delta.finish_reason is not None:
         response.finish_reason = finish_reason_to_pb(delta.finish_reason)
-    if delta.is_last:
-        usage = types_pb2.Usage(
-            num_prompt_tokens=opened.num_prompt_tokens,
-            num_output_tokens=opened.num_output_tokens,
-            num_cached_tokens=opened.num_cached_tokens,
-        )
-        response.usage.CopyFrom(usage)
-        response.model_digest = opened.checked.model.digest
     return response
+
+
+def _complete(response: _Response, opened: OpenRequest) -> None:
+    """What the last message has."""
+    usage = types_pb2.Usage(
+        num_prompt_tokens=opened.num_prompt_tokens,
+        num_output_tokens=opened.num_output_tokens,
+        num_cached_tokens=opened.num_cached_tokens,
+    )
+    response.usage.CopyFrom(usage)
+    response.model_digest = opened.checked.model.digest

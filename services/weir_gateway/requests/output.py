@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
-from weir.rpc.conversions import all_logprobs_from_pb, attempt_from_pb, finish_reason_from_pb
+from weir.rpc.conversions import all_logprobs_from_pb, finish_reason_from_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.models import Detokenizer
 from weir_gateway.requests.token_order import TokenOrder
@@ -95,7 +95,10 @@ def _find_new(text: str, stop: str, num_old: int) -> int:
 
 
 class Output:
-    """The output of one request. What the client has not taken yet grows as one delta, bounded by max_tokens."""
+    """The output of one request. What the client has not taken yet grows as one delta, bounded by max_tokens.
+
+    Without stop strings tokens become text when they are taken: several that gathered, at once.
+    """
 
     def __init__(
         self,
@@ -114,6 +117,8 @@ class Output:
         self._has_logprobs = has_logprobs
         self._min_tokens = min_tokens
         self._pending = OutputDelta(0)
+        self._num_without_text = 0
+        """The last tokens of it, which are not text yet."""
         self._logprobs: dict[int, TokenLogprobs] = {}
         """By output index, of tokens that are not in order yet."""
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -162,13 +167,16 @@ class Output:
         """Set with the last token."""
         return self._finish_reason
 
-    def push(self, update: worker_pb2.SequenceUpdate) -> bool:
-        """Returns whether there is something new for the client. Raises TokenConflict."""
+    def push(self, attempt: Attempt, update: worker_pb2.SequenceUpdate) -> bool:
+        """Of this attempt, which the update names. Returns whether there is something new for the client. Raises
+        TokenConflict."""
         if self._finish_reason is not None:
             return False
-        end = output_end_from_pb(update.finish_reason) if update.finish_reason else None
-        ready = self._order.push(attempt_from_pb(update.attempt), update.first_index, update.token_ids, end)
-        self._keep_logprobs(update)
+        finish_reason = update.finish_reason
+        end = output_end_from_pb(finish_reason) if finish_reason else None
+        ready = self._order.push(attempt, update.first_index, update.token_ids[:], end)
+        if self._has_logprobs or not self._num_tokens:
+            self._keep_logprobs(update)
         self._append(ready)
         if self._order.finish_reason is not None:
             self.end(self._order.finish_reason)
@@ -189,7 +197,7 @@ class Output:
         reason, self._finish_reason = self._finish_reason, None
         self.matched_stop = None
         self._detokenizer, self._stops = self._make_anew()
-        self._pending, self._num_tokens = OutputDelta(0), 0
+        self._pending, self._num_tokens, self._num_without_text = OutputDelta(0), 0, 0
         self._begins_at, self.num_skipped_chars = first_index, 0
         self._append(self._order.token_ids)
         if reason is not None:
@@ -212,6 +220,7 @@ class Output:
         delta = self._pending
         if not (delta.token_ids or delta.text or self._finish_reason):
             return None
+        self._make_text()
         self._pending = OutputDelta(self._num_tokens)
         delta.finish_reason = self._finish_reason
         if delta.token_ids and delta.first_index == 0:
@@ -237,6 +246,7 @@ class Output:
         num_had = self._begins_at - self._num_tokens
         if num_had > 0:
             self._add(token_ids[:num_had])
+            self._make_text()
             self.num_skipped_chars += len(self._pending.text)
             self._pending = OutputDelta(self._num_tokens)
             token_ids = token_ids[num_had:]
@@ -245,7 +255,7 @@ class Output:
 
     def _add(self, token_ids: Sequence[int]) -> None:
         if not self._stops.is_active:
-            self._pending.text += self._detokenizer.push(token_ids)
+            self._num_without_text += len(token_ids)
             if self._has_logprobs:
                 for token_id in token_ids:
                     self._add_token(token_id)
@@ -257,6 +267,11 @@ class Output:
             self._add_token(token_id)
             if self._stopped_by(self._detokenizer.push([token_id])):
                 return
+
+    def _make_text(self) -> None:
+        if self._num_without_text:
+            self._pending.text += self._detokenizer.push(self._pending.token_ids[-self._num_without_text :])
+            self._num_without_text = 0
 
     def _add_token(self, token_id: int) -> None:
         self._pending.token_ids.append(token_id)
@@ -276,6 +291,7 @@ class Output:
 
     def _end_text(self) -> None:
         """The detokenizer's rest can complete a stop string; what is held back after it is output."""
+        self._make_text()
         if not self._stopped_by(self._detokenizer.finish()):
             self._pending.text += self._stops.finish()
 

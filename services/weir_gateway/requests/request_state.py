@@ -9,7 +9,6 @@ Everything that comes in is a plain call from the event loop; nothing here waits
 
 import asyncio
 import logging
-from dataclasses import replace
 
 from weir.bus.messages import Placement
 from weir.core.clock import Clock
@@ -25,6 +24,7 @@ from weir_gateway.requests.silence import Silence
 from weir_gateway.requests.succession import Succession, claimed_placement
 from weir_gateway.requests.token_order import TokenConflict
 from weir_gateway.requests.validation import CheckedRequest
+from weir_gateway.requests.whereabouts import Whereabouts
 from weir_gateway.requests.worker_commands import resume_command, start_command
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ class RequestState:
         self.dispatches = DispatchCount()
         self.adoption = 0
         """How many workers have gone on with the present dispatch after another one."""
-        self.placement: Placement | None = None
-        """Of the present dispatch, by grant or claim; its decode worker is the one that has the sequence now."""
+        self.whereabouts = Whereabouts()
         self.is_admitted = False
         """Whether the scheduler queued it, or a worker has what was claimed, however it ended."""
         self.is_known_to_scheduler = False
@@ -69,12 +68,6 @@ class RequestState:
         """Whether the workers ended it themselves, so that no Cancel is needed."""
         self.num_cached_tokens = 0
         """Tokens of the prompt that were in the prefix cache, as its workers report."""
-        self.lost_worker_id = ""
-        """The worker that the present dispatch was lost with, or the one before it, if it was lost with one."""
-        self.is_awaiting_adopter = False
-        """Whether whoever adopts the sequence of a lost worker, or has that of a lost gateway, is looked for."""
-        self.is_claimed = False
-        """Whether the present dispatch is to go on with a sequence that another gateway had started."""
         self.succession = Succession()
         self._num_given_tokens = 0
         """Output tokens that the present dispatch goes on from."""
@@ -85,12 +78,15 @@ class RequestState:
         self.interrupted: asyncio.Future[WeirError] = loop.create_future()
         """Why its workers cannot go on with it; like `granted` and `prefilled` of the present dispatch."""
         self.prefilled: asyncio.Future[None] = loop.create_future()
-        self.adopted: asyncio.Future[str] = loop.create_future()
-        """The worker that has adopted the sequence, once `await_adopter` was called."""
         self.ended: asyncio.Future[RequestEnd] = loop.create_future()
         self.released = asyncio.Event()
         """Set when nobody takes the output any more."""
         observer.on_phase(self.phase, None)
+
+    @property
+    def placement(self) -> Placement | None:
+        """Of the present dispatch, by grant or claim."""
+        return self.whereabouts.placement
 
     @property
     def dispatch(self) -> int:
@@ -128,8 +124,7 @@ class RequestState:
             raise ValueError(f"request {self.request_id}: dispatch {placement.dispatch}, not {self.dispatch}")
         self.queue()
         self._enter(Phase.GRANTED)
-        self.placement = placement
-        self.lost_worker_id = ""
+        self.whereabouts.grant(placement)
         if not self.granted.done():  # else the wait for it has just timed out
             self.granted.set_result(placement)
 
@@ -141,36 +136,32 @@ class RequestState:
     @property
     def may_be_adopted(self) -> bool:
         """Whether it was interrupted since the worker that has, or is being handed, its sequence is lost or emptied."""
-        placement, is_sampled = self.placement, self.phase in (Phase.HANDING_OFF, Phase.DECODING)
-        is_lost = placement is not None and self.lost_worker_id == placement.decode_worker_id
-        return is_lost and is_sampled and self.checked.try_find_end(self.output.token_ids) is None
+        is_sampled = self.phase in (Phase.HANDING_OFF, Phase.DECODING)
+        return (
+            self.whereabouts.is_lost_at_decode
+            and is_sampled
+            and self.checked.try_find_end(self.output.token_ids) is None
+        )
 
     def await_adopter(self) -> "tuple[str, asyncio.Future[str]]":
         """`resume_command` is for whoever adopts its sequence. Returns who was lost, and what says who adopted it."""
-        loop = asyncio.get_running_loop()
-        self.is_awaiting_adopter = True
-        self.interrupted, self.adopted = loop.create_future(), loop.create_future()
-        return self.lost_worker_id, self.adopted
+        self.interrupted = asyncio.get_running_loop().create_future()
+        return self.whereabouts.lost_worker_id, self.whereabouts.look_for()
 
     def await_claim(self) -> "asyncio.Future[str]":
         """The same before anything was submitted: the sequence that a gateway which died had started."""
-        self.is_claimed = True
-        return self.await_adopter()[1]
+        self.interrupted = asyncio.get_running_loop().create_future()
+        return self.whereabouts.look_for(is_claim=True)
 
     def drop_claim(self, *, was_told: bool) -> None:
         """Nobody has it: it is computed, under a dispatch of which no worker was told."""
-        self.is_claimed = self.is_awaiting_adopter = False
+        self.whereabouts.drop_claim()
         self.dispatches.begin_at(self.dispatch + was_told)
 
     def follow(self, worker_id: str, address: str) -> None:
         """Its sequence is at another worker now."""
-        if self.placement is None:
-            raise AssertionError(f"request {self.request_id} is adopted without a grant")
-        self.lost_worker_id = worker_id if worker_id == self.lost_worker_id else ""  # it has given it up meanwhile
+        self.whereabouts.follow(worker_id, address)
         self.silence.begin()
-        if self.placement.is_local:
-            self.placement = replace(self.placement, prefill_worker_id=worker_id, prefill_address=address)
-        self.placement = replace(self.placement, decode_worker_id=worker_id, decode_address=address)
 
     def requeue(self) -> None:
         """It waits for the grant of the next dispatch, to go on after the tokens that it has."""
@@ -178,8 +169,8 @@ class RequestState:
         self.dispatches.begin_next(is_started=self.is_started, has_new_tokens=self.has_new_tokens)
         self.output.drop_ahead()
         self._num_given_tokens = self.output.next_index
-        self.placement = None
-        self.is_started = self.is_over_at_workers = self.is_claimed = False
+        self.whereabouts.leave()
+        self.is_started = self.is_over_at_workers = False
         self.adoption = 0
         loop = asyncio.get_running_loop()
         self.granted, self.interrupted, self.prefilled = (loop.create_future() for _ in range(3))
@@ -193,14 +184,14 @@ class RequestState:
 
     def resume_command(self) -> worker_pb2.ServeRequest:
         """Asks a worker for the updates from the next token on."""
-        is_split = self.placement is not None and not self.placement.is_local
+        where = self.whereabouts
         return resume_command(
             self.request_id,
             self.attempt,
             self.output.next_index,
-            awaits_hand_off=self.is_awaiting_adopter or (is_split and self.phase is not Phase.DECODING),
-            claims=self.is_claimed,
-            is_search=self.is_awaiting_adopter,
+            awaits_hand_off=where.is_awaiting_adopter or (where.is_split and self.phase is not Phase.DECODING),
+            claims=where.is_claimed,
+            is_search=where.is_awaiting_adopter,
         )
 
     def try_probe(self, overdue_s: float, again_s: float) -> worker_pb2.ServeRequest | None:
@@ -263,7 +254,7 @@ class RequestState:
     # `workers.connection.UpdateSubscriber`.
 
     def on_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
-        if self.phase.is_terminal:
+        if self.ended.done():
             return
         try:
             self._take_update(worker_id, update)
@@ -275,45 +266,39 @@ class RequestState:
             self.fail(InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
 
     def on_connection_lost(self, worker_id: str, message: str) -> None:
-        has_done_its_part = self._is_prefill(worker_id) and self.phase is Phase.DECODING
-        if has_done_its_part or self._is_searched_at(worker_id):  # another one may have the sequence
+        has_done_its_part = self.whereabouts.is_prefill(worker_id) and self.phase is Phase.DECODING
+        if has_done_its_part or self.whereabouts.is_searched_at(worker_id):  # another one may have the sequence
             return
         if not self.interrupted.done():
-            self.lost_worker_id = worker_id
+            self.whereabouts.lose(worker_id)
         self.interrupt(Unavailable(message, retry_after_s=RETRY_AFTER_S))
 
     def commands_to_resume(self, worker_id: str) -> list[worker_pb2.ServeRequest]:
-        if self.phase.is_terminal or not (self.is_started or self.is_claimed):
+        where = self.whereabouts
+        if self.phase.is_terminal or not (self.is_started or where.is_claimed):
             return []
-        if not self.is_claimed and self.phase is Phase.PREFILLING and self._starts_at(worker_id):
+        if not where.is_claimed and self.phase is Phase.PREFILLING and where.starts_at(worker_id):
             # Whether Start arrived is not known: both are harmless for a worker that has it.
             return [self._start_command(), self.resume_command()]
         return [self.resume_command()]
 
     def _take_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
-        attempt, present, has_error = attempt_from_pb(update.attempt), self.attempt, update.HasField("error")
-        if attempt is not present and attempt < present:
+        attempt, has_error = attempt_from_pb(update.attempt), update.HasField("error")
+        is_as_before = attempt is self.attempt and not self.whereabouts.is_claimed  # as of nearly all tokens
+        if not is_as_before and not self._counts(worker_id, attempt, update):
             return
-        if self.is_claimed and self.placement is None and update.claimed:
-            self._bind_claim(worker_id)
-        if self._is_of_another_claim(worker_id):
-            return
-        if attempt.dispatch > present.dispatch:
-            raise TokenConflict(f"attempt {attempt.dispatch}, and {self.dispatch} was granted")
-        if attempt.adoption > present.adoption:
-            self.adoption = attempt.adoption
-            if not self.adopted.done():
-                self.adopted.set_result(worker_id)
         if has_error and not update.handed_off:
             self._end_by_worker(worker_id, update.error)
             return
         if not self._num_given_tokens:
             self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
-        if self.output.push(update):
+        if self.output.push(attempt, update):
             self._observer.on_tokens(self.silence.end(), self.output.num_tokens)
             self.has_output.set()
-        self._advance_phase(worker_id, update)
-        self.lost_worker_id = worker_id if has_error else self.lost_worker_id
+        if self.phase is not Phase.DECODING or not self.prefilled.done():
+            self._advance_phase(worker_id, update)
+        if has_error:
+            self.whereabouts.lose(worker_id)
         if self.output.finish_reason is not None:
             self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
             self._observer.on_waits(update.waits)
@@ -323,18 +308,31 @@ class RequestState:
         elif update.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
             self.interrupt(Unavailable(f"worker {worker_id} cancelled the request", retry_after_s=RETRY_AFTER_S))
 
+    def _counts(self, worker_id: str, attempt: Attempt, update: worker_pb2.SequenceUpdate) -> bool:
+        """Whether it is of what runs now. It may be the first to say that a worker has the sequence. Raises
+        TokenConflict."""
+        where, present = self.whereabouts, self.attempt
+        if attempt < present:
+            return False
+        if where.is_claimed and self.placement is None and update.claimed:
+            self._bind_claim(worker_id)
+        if where.is_of_another_claim(worker_id):
+            return False
+        if attempt.dispatch > present.dispatch:
+            raise TokenConflict(f"attempt {attempt.dispatch}, and {self.dispatch} was granted")
+        if attempt.adoption > present.adoption:
+            self.adoption = attempt.adoption
+            where.find(worker_id)
+        return True
+
     def _bind_claim(self, worker_id: str) -> None:
         """This worker has the sequence that was claimed: as if it had been granted, and started there."""
         self.submit()
         self.grant(claimed_placement(self.checked, self.dispatch, worker_id))
-        self.is_started, self.is_awaiting_adopter = True, False
+        self.is_started = True
+        self.whereabouts.end_search()
         self._enter(Phase.PREFILLING)
-        self.adopted.set_result(worker_id)
-
-    def _is_of_another_claim(self, worker_id: str) -> bool:
-        """Two workers may have the sequence, if there was more than one dispatch before: the first one has it now."""
-        is_bound = self.placement is not None
-        return self.is_claimed and not self._is_own(worker_id) and not (is_bound and self.is_awaiting_adopter)
+        self.whereabouts.find(worker_id)
 
     def _finish(self) -> None:
         self.has_output.set()
@@ -352,13 +350,14 @@ class RequestState:
 
     def _end_by_worker(self, worker_id: str, error: worker_pb2.WorkerError) -> None:
         is_unknown = error.reason == worker_pb2.WORKER_ERROR_REASON_UNKNOWN_REQUEST
-        if is_unknown and self.phase is Phase.PREFILLING and not self._starts_at(worker_id):
+        where = self.whereabouts
+        if is_unknown and self.phase is Phase.PREFILLING and not where.starts_at(worker_id):
             return  # it waits no longer for a hand-off that is still to come
-        if self.is_awaiting_adopter and self._is_searched_at(worker_id) and not self.adopted.done():
+        if where.is_awaiting_adopter and where.is_searched_at(worker_id) and not where.adopted.done():
             return  # it was asked in vain, another one may have the sequence
         reason = given_up_by(worker_id, error)
         if isinstance(reason, InternalError):
-            self.is_over_at_workers = not self._is_prefill(worker_id)
+            self.is_over_at_workers = not where.is_prefill(worker_id)
             self.fail(reason)
         else:
             self.interrupt(reason)
@@ -368,20 +367,7 @@ class RequestState:
 
     def _has_decoded(self, worker_id: str) -> bool:
         """Whether an update of this worker shows that the prompt is prefilled. A local one's may be of the prompt."""
-        is_local = self.placement is not None and self.placement.is_local
-        return not self._is_prefill(worker_id) and (not is_local or self.has_new_tokens)
-
-    def _starts_at(self, worker_id: str) -> bool:
-        return self.placement is not None and worker_id == self.placement.prefill_worker_id
-
-    def _is_own(self, worker_id: str) -> bool:
-        return self.placement is not None and self.placement.names(worker_id)
-
-    def _is_searched_at(self, worker_id: str) -> bool:
-        return not self._is_own(worker_id) or (self.is_awaiting_adopter and worker_id == self.lost_worker_id)
-
-    def _is_prefill(self, worker_id: str) -> bool:
-        return self.placement is not None and self.placement.is_prefill_alone(worker_id)
+        return not self.whereabouts.is_prefill(worker_id) and (self.whereabouts.is_split or self.has_new_tokens)
 
     def _start_command(self) -> worker_pb2.ServeRequest:
         if self.placement is None:

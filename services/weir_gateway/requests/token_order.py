@@ -57,7 +57,7 @@ class TokenOrder:
         self,
         attempt: Attempt,
         first_index: int,
-        token_ids: Sequence[int],
+        token_ids: list[int],
         finish_reason: FinishReason | None = None,
     ) -> list[int]:
         """Takes a worker's update and returns the tokens that are in order now, perhaps none.
@@ -75,7 +75,7 @@ class TokenOrder:
             raise TokenConflict(f"token {end_index - 1} of at most {self._max_tokens}")
         if first_index == len(self._token_ids) and not self._ahead and self._end_index is None is finish_reason:
             self._token_ids.extend(token_ids)  # what nearly all updates are
-            return list(token_ids)
+            return token_ids
         for index, token_id in enumerate(token_ids, start=first_index):
             self._keep(index, token_id)
         if finish_reason is not None:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from weir.bench.serving.figures import p99
 from weir.testing.otlp import OtlpReceiver
 from weir.testing.stack import Stack
 
-_TICKS_A_S = os.sysconf("SC_CLK_TCK")
+_OF_ALL_THREADS = 2  # CPUCLOCK_SCHED of clock_getcpuclockid(3), which Python offers for its own process alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,14 @@ class WireRound:
 
 
 @contextmanager
-def null_target(model: str, step_ms: float, with_traces: bool) -> Iterator[MeasuredStack]:
+def null_target(
+    model: str, step_ms: float, with_traces: bool, gateway_module: str = "weir_gateway"
+) -> Iterator[MeasuredStack]:
     """Traces go to a receiver in this process, which waits meanwhile and is not measured."""
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="weir-wire-"))
         flags = ("--otlp-endpoint", held.enter_context(OtlpReceiver()).endpoint) if with_traces else ()
-        stack = held.enter_context(NullStack(Path(folder), model, step_ms, flags))
+        stack = held.enter_context(NullStack(Path(folder), model, step_ms, (gateway_module, *flags)))
         yield MeasuredStack({"http": stack.http_port, "grpc": stack.grpc_port}, stack.pids)
 
 
@@ -98,7 +101,7 @@ def table(frontend: Frontend, rounds: Sequence[WireRound]) -> str:
 
 
 def cpu_times_s(pids: Mapping[str, int]) -> dict[str, float]:
-    """User and system time of each process so far, all of its threads; in ticks of 10 ms on most machines.
+    """User and system time of each process so far, all of its threads.
 
     Raises RuntimeError for a process that is gone: figures of the others would say nothing.
     """
@@ -107,8 +110,6 @@ def cpu_times_s(pids: Mapping[str, int]) -> dict[str, float]:
 
 def _cpu_time_s(name: str, pid: int) -> float:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return time.clock_gettime(~pid << 3 | _OF_ALL_THREADS)
     except OSError as error:
         raise RuntimeError(f"{name} (pid {pid}) has ended while it was measured") from error
-    fields = stat.rpartition(")")[2].split()  # the name before it may have spaces; utime and stime are 14 and 15
-    return (int(fields[11]) + int(fields[12])) / _TICKS_A_S

@@ -23,12 +23,13 @@ _AT_ONCE = ("--max-prefills-per-worker", "1024", "--max-prefill-tokens-per-worke
 class NullStack:
     """A context manager; `pids` by process while it is entered. What the processes say is in files of `folder`."""
 
-    def __init__(self, folder: Path, model: str, step_ms: float, gateway_flags: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, model: str, step_ms: float, gateway: Sequence[str]) -> None:
+        """`gateway`: its module, and flags of its own."""
         self.http_port, self.grpc_port = free_port(), free_port()
         self._folder = folder
         self._model = model
         self._step_ms = step_ms
-        self._gateway_flags = tuple(gateway_flags)
+        self._gateway = tuple(gateway)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stack = ExitStack()
 
@@ -62,7 +63,8 @@ class NullStack:
         worker = ("--model", self._model, "--step-ms", str(self._step_ms))
         self._start("null worker", [*python, "benchmarks.wire.null_worker", *common, *worker])
         ports = ("--listen", f"127.0.0.1:{self.grpc_port}", "--http-port", str(self.http_port))
-        self._start("gateway", [*python, "weir_gateway", *service, *ports, *self._gateway_flags])
+        module, *flags = self._gateway
+        self._start("gateway", [*python, module, *service, *ports, *flags])
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         log = self._stack.enter_context((self._folder / f"{name.replace(' ', '-')}.log").open("wb"))

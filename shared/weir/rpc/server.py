@@ -115,7 +115,9 @@ class Guard(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: "ServicerContext") -> Any:
             async with self.around(method, is_unary, context):
                 self.check(request)
-                return await function(request, context)
+                answering = function(request, context)
+                del request  # as above
+                return await answering
 
         return stream if inspect.isasyncgenfunction(function) else call
 

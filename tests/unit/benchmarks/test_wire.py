@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from benchmarks.wire.measure import cpu_times_s
+from benchmarks.wire.clients import StreamsReceived
+from benchmarks.wire.gateway_cost import CostRound, cost_of, row
+from benchmarks.wire.measure import WireRound, cpu_times_s
 from benchmarks.wire.null_worker import NullEngine
 from benchmarks.wire.step_tokens import age_s, token_of_step
 from weir.wire.v1 import types_pb2, worker_pb2
@@ -53,6 +55,25 @@ def test_processor_time_is_that_of_the_process_and_one_that_is_gone_is_named() -
     began_s = time.process_time()
     while time.process_time() - began_s < 0.05:
         pass
-    assert cpu_times_s({"me": os.getpid()})["me"] - before_s >= 0.03  # in ticks of 10 ms
+    assert cpu_times_s({"me": os.getpid()})["me"] - before_s >= 0.05
     with pytest.raises(RuntimeError, match="gone"):
         cpu_times_s({"gone": 2**22 + 1})
+
+
+def answers_of(us_a_token: float, num_tokens: int) -> WireRound:
+    received = StreamsReceived(num_tokens, num_tokens // 2, [0.01, 0.03], [0.004] * 9, 1.0)
+    return WireRound({"gateway": us_a_token, "scheduler": 1e6}, received)
+
+
+def test_what_tokens_cost_the_gateway_is_what_answers_cost_beyond_requests_of_two_tokens() -> None:
+    short, answers = answers_of(500.0, 200), answers_of(30.0, 5_000)  # 1 ms a request; 0.15 s, of which 10 requests
+    cost = cost_of(short, 100, answers, 10)
+    assert cost.ms_a_request == pytest.approx(1.0)
+    assert cost.us_a_token == pytest.approx((0.15 - 0.01) * 1e6 / 4_980)
+
+
+def test_a_row_has_the_medians_and_the_spread_of_the_rounds() -> None:
+    rounds = [CostRound(us, 1.5, answers_of(us, 1_000)) for us in (20.0, 30.0, 25.0)]
+    told = row("grpc, plain", 64, rounds)
+    assert told.startswith("| grpc, plain | 64 | 25.0 (20.0 to 30.0) | 40,000 | 1.50 (1.50 to 1.50) | 2.0 | 4 (4 to 4)")
+    assert row("grpc, plain", 1, rounds[:1]).startswith("| grpc, plain | 1 | 20.0 | 50,000 | 1.50 | 2.0 | 4, 4 |")

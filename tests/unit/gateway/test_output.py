@@ -8,7 +8,8 @@ from tests.unit.gateway.fake_model import EOS, ByteDetokenizer
 from tests.unit.gateway.fake_workers import GOING_ON, LENGTH, token_logprobs, update
 
 from weir.core.life import Attempt, FinishReason
-from weir.rpc.conversions import all_logprobs_from_pb
+from weir.rpc.conversions import all_logprobs_from_pb, attempt_from_pb
+from weir.wire.v1 import worker_pb2
 from weir_gateway.requests.output import Output, OutputDelta, StopMatcher, joined
 from weir_gateway.requests.token_order import TokenOrder
 
@@ -18,6 +19,10 @@ REQUEST_ID = "r"
 def make_output(stops: list[str], *, has_logprobs: bool = False, min_tokens: int = 0) -> Output:
     order = TokenOrder(Attempt(1), 1000)
     return Output(order, ByteDetokenizer(), StopMatcher(stops), has_logprobs=has_logprobs, min_tokens=min_tokens)
+
+
+def push(output: Output, message: worker_pb2.SequenceUpdate) -> bool:
+    return output.push(attempt_from_pb(message.attempt), message)
 
 
 def take(output: Output) -> OutputDelta:
@@ -48,7 +53,7 @@ def test_the_deltas_are_the_text_up_to_the_first_stop_string(
     text, sent, next_index = "", [], 0
     for index, token_id in enumerate(token_ids):
         is_last = index == len(token_ids) - 1
-        output.push(update(REQUEST_ID, index, [token_id], finish=LENGTH if is_last else GOING_ON))
+        push(output, update(REQUEST_ID, index, [token_id], finish=LENGTH if is_last else GOING_ON))
         if taken[index] or output.finish_reason is not None:
             delta = take(output)
             assert delta.first_index == next_index
@@ -68,12 +73,11 @@ def test_the_deltas_are_the_text_up_to_the_first_stop_string(
 @given(tokens, st.lists(st.integers(0, 30), max_size=5))
 def test_how_tokens_are_grouped_does_not_change_the_text(token_ids: list[int], cuts: list[int]) -> None:
     whole, parts = make_output(["é"]), make_output(["é"])
-    whole.push(update(REQUEST_ID, 0, token_ids, finish=LENGTH))
+    push(whole, update(REQUEST_ID, 0, token_ids, finish=LENGTH))
     bounds = sorted({0, len(token_ids), *(cut for cut in cuts if cut < len(token_ids))})
     for start, end in itertools.pairwise(bounds):
-        parts.push(
-            update(REQUEST_ID, start, token_ids[start:end], finish=LENGTH if end == len(token_ids) else GOING_ON)
-        )
+        finish = LENGTH if end == len(token_ids) else GOING_ON
+        push(parts, update(REQUEST_ID, start, token_ids[start:end], finish=finish))
     assert take(parts) == take(whole)
     assert parts.finish_reason is whole.finish_reason
 
@@ -81,19 +85,19 @@ def test_how_tokens_are_grouped_does_not_change_the_text(token_ids: list[int], c
 def test_what_a_slow_client_has_not_taken_is_one_delta() -> None:
     output = make_output([])
     for index, token_id in enumerate(b"hello"):
-        output.push(update(REQUEST_ID, index, [token_id]))
+        push(output, update(REQUEST_ID, index, [token_id]))
     delta = take(output)
     assert (delta.first_index, bytes(delta.token_ids), delta.text) == (0, b"hello", "hello")
     assert output.try_take() is None
-    output.push(update(REQUEST_ID, 5, [33]))
+    push(output, update(REQUEST_ID, 5, [33]))
     assert take(output).first_index == 5
 
 
 def test_nothing_comes_after_the_end() -> None:
     output = make_output(["b"])
-    assert output.push(update(REQUEST_ID, 0, list(b"abc")))
+    assert push(output, update(REQUEST_ID, 0, list(b"abc")))
     assert output.finish_reason is FinishReason.STOP
-    assert not output.push(update(REQUEST_ID, 3, [100]))
+    assert not push(output, update(REQUEST_ID, 3, [100]))
     assert (take(output).text, output.num_tokens) == ("a", 2)
 
 
@@ -102,7 +106,7 @@ def test_a_stop_string_counts_when_it_is_completed_after_min_tokens(
     token_ids: list[int], stops: list[str], min_tokens: int
 ) -> None:
     output = make_output(stops, min_tokens=min_tokens)
-    output.push(update(REQUEST_ID, 0, token_ids, finish=LENGTH))
+    push(output, update(REQUEST_ID, 0, token_ids, finish=LENGTH))
     detokenizer, text = ByteDetokenizer(), ""
     for index, token_id in enumerate(token_ids):
         before = len(text)
@@ -119,16 +123,16 @@ def test_each_token_has_its_log_probability_whatever_came_twice_or_too_early() -
     output = make_output([], has_logprobs=True)
     sent = [token_logprobs(token_id, 1) for token_id in (10, 11, 12, 13)]
     expected = list(all_logprobs_from_pb(sent))
-    output.push(update(REQUEST_ID, 2, [12, 13], logprobs=sent[2:]))
-    output.push(update(REQUEST_ID, 0, [10], logprobs=sent[:1]))
+    push(output, update(REQUEST_ID, 2, [12, 13], logprobs=sent[2:]))
+    push(output, update(REQUEST_ID, 0, [10], logprobs=sent[:1]))
     assert take(output).logprobs == expected[:1]
-    output.push(update(REQUEST_ID, 0, [10, 11], logprobs=sent[:2]))
+    push(output, update(REQUEST_ID, 0, [10, 11], logprobs=sent[:2]))
     assert take(output).logprobs == expected[1:]
 
 
 def test_a_log_probability_that_died_with_its_worker_is_unknown() -> None:
     output = make_output([], has_logprobs=True)
-    output.push(update(REQUEST_ID, 0, [10, 11]))
+    push(output, update(REQUEST_ID, 0, [10, 11]))
     assert [(entry.token_id, entry.logprob, entry.rank) for entry in take(output).logprobs] == [
         (10, -9999.0, 0),
         (11, -9999.0, 0),
@@ -137,7 +141,7 @@ def test_a_log_probability_that_died_with_its_worker_is_unknown() -> None:
 
 def test_who_did_not_ask_for_log_probabilities_gets_none() -> None:
     output = make_output([])
-    output.push(update(REQUEST_ID, 0, [10], logprobs=[token_logprobs(10, 1)]))
+    push(output, update(REQUEST_ID, 0, [10], logprobs=[token_logprobs(10, 1)]))
     assert take(output).logprobs == []
 
 
@@ -145,11 +149,11 @@ def test_those_of_the_prompt_come_with_the_first_token_however_often_they_are_se
     output = make_output([], has_logprobs=True)
     sent = [token_logprobs(token_id, 1) for token_id in (1, 2, 3, 4)]
     for first, part in ((1, sent[:2]), (1, sent[:3]), (4, sent[3:])):
-        output.push(update(REQUEST_ID, 0, prompt_logprobs=part, first_prompt_index=first))
+        push(output, update(REQUEST_ID, 0, prompt_logprobs=part, first_prompt_index=first))
     assert output.try_take() is None
-    output.push(update(REQUEST_ID, 0, [10], logprobs=[token_logprobs(10, 1)]))
+    push(output, update(REQUEST_ID, 0, [10], logprobs=[token_logprobs(10, 1)]))
     assert take(output).prompt_logprobs == all_logprobs_from_pb(sent)
-    output.push(update(REQUEST_ID, 1, [11], prompt_logprobs=sent))
+    push(output, update(REQUEST_ID, 1, [11], prompt_logprobs=sent))
     assert take(output).prompt_logprobs == ()
 
 
@@ -162,7 +166,7 @@ def test_deltas_joined_are_the_delta_of_a_client_that_took_all_at_once(token_ids
         new = update(REQUEST_ID, index, [token_id], finish=finish, logprobs=[token_logprobs(token_id, 1)])
         new.prompt_logprobs.append(token_logprobs(7, 1))
         for output in (whole, parts):
-            output.push(new)
+            push(output, new)
         if taken[index] or finish == LENGTH:
             deltas.append(take(parts))
     assert joined(deltas) == take(whole)
