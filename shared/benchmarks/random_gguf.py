@@ -23,7 +23,7 @@ _KIND = gguf.GGMLQuantizationType.Q4_1
 
 def write_random_gguf(config: ModelConfig, path: Path, seed: int = DUMMY_SEED) -> None:
     """Of numbers in [-SPREAD, SPREAD]; norms are ones and biases zeros. The same file for the same seed."""
-    architecture = gguf.MODEL_ARCH.QWEN2 if config.query_key_value_bias else gguf.MODEL_ARCH.LLAMA
+    architecture = _architecture_of(config)
     names = gguf.get_tensor_name_map(architecture, config.num_layers)
     writer = gguf.GGUFWriter(path, arch=gguf.MODEL_ARCH_NAMES[architecture])
     _add_numbers(writer, config)
@@ -42,6 +42,12 @@ def write_random_gguf(config: ModelConfig, path: Path, seed: int = DUMMY_SEED) -
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _architecture_of(config: ModelConfig) -> gguf.MODEL_ARCH:
+    if config.query_key_norm:
+        return gguf.MODEL_ARCH.QWEN3
+    return gguf.MODEL_ARCH.QWEN2 if config.query_key_value_bias else gguf.MODEL_ARCH.LLAMA
 
 
 def _add_numbers(writer: gguf.GGUFWriter, config: ModelConfig) -> None:

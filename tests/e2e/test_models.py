@@ -37,9 +37,9 @@ def greedy_ids(tiny: TinyLlama, ids: list[int], num_tokens: int) -> list[int]:
 
 
 def test_a_model_named_by_its_path_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
-    variant = next(variant for variant in VARIANTS if variant.name == "qwen2")
+    variant = next(variant for variant in VARIANTS if variant.name == "qwen3")
     tiny = save_variant(tmp_path / "hf", variant)
-    path = tmp_path / "tiny-qwen2.gguf"
+    path = tmp_path / "tiny-qwen3.gguf"
     write_gguf(tiny, path, gguf.GGMLQuantizationType.F32)
     ids = prompt_ids(70, seed=2)
     flags = ("--model", str(path), "--precision", "fp32", *SMALL_ARENA)

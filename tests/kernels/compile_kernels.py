@@ -44,6 +44,7 @@ from weir.ops.gpu.sampling import sample, sampling_scratch
 from weir.ops.gpu.sampling_filters import FilterIndex, sample_filtered
 from weir.ops.gpu.silu_mul import silu_mul
 from weir.ops.gpu.token_logprobs import num_columns_of, token_logprobs
+from weir.ops.reference import HeadNorms
 
 CPU = torch.device("cpu")
 # name: query heads, key heads, head_dim
@@ -103,7 +104,9 @@ def launch_rotary(model: str, dtype: torch.dtype, _arch: int) -> None:
     query_key_value = torch.empty(4, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     table = torch.empty(8, head_dim // 2)
     positions, slot_mapping = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
-    rotary_kv_write(query_key_value, table, table.clone(), positions, slot_mapping, pages[:, 0, 0], pages[:, 0, 1])
+    for norms in (None, HeadNorms(torch.empty(head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype), 1e-6)):
+        keys, values = pages[:, 0, 0], pages[:, 0, 1]
+        rotary_kv_write(query_key_value, table, table.clone(), positions, slot_mapping, keys, values, None, norms)
 
 
 def launch_int8_pages(model: str, dtype: torch.dtype, arch: int) -> None:
@@ -124,9 +127,10 @@ def launch_int8_pages(model: str, dtype: torch.dtype, arch: int) -> None:
         queries, pages.keys, pages.values, tables, first_rows, ends, tile_list, 0.125, out, prefill, pages.scales
     )
     table, places = torch.empty(8, head_dim // 2), torch.zeros(4, dtype=torch.int32)
-    rotary_kv_write(
-        query_key_value, table, table.clone(), places, places.long(), pages.keys, pages.values, pages.scales
-    )
+    for norms in (None, HeadNorms(torch.empty(head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype), 1e-6)):
+        rotary_kv_write(
+            query_key_value, table, table.clone(), places, places.long(), pages.keys, pages.values, pages.scales, norms
+        )
 
 
 def launch_norm(hidden: int, dtype: torch.dtype, _arch: int) -> None:

@@ -1,4 +1,4 @@
-"""Rotary embedding and the write into pages on CPUs: what the fp32 path does, and then bfloat16."""
+"""Norms of heads, rotary embedding and the write into pages on CPUs: what the fp32 path does, and then bfloat16."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,8 @@ from weir.kv.geometry import PAGE_TOKENS
 from weir.model.architecture import ModelConfig
 from weir.model.torch.decoder import Rotary
 from weir.model.torch.paged_kv import PagedKv
+from weir.ops import reference
+from weir.ops.cpu.head_norm import norm_heads
 from weir.ops.cpu.rotary_kv_write import rotary_kv_write
 
 NUM_PAGES, LAYER = 24, 1
@@ -68,6 +70,23 @@ def test_a_step_rotates_and_writes_as_the_fp32_path_does(
     assert np.array_equal(pages.view(np.uint16)[written], expected.view(np.uint16)[written])
     assert (pages.view(np.uint16)[~written] == 0xFFFF).all()
     assert np.array_equal(qkv.reshape(num_tokens, -1, config.head_dim)[:, :num_rotated], rotated.numpy())
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
+@pytest.mark.parametrize("shape", [(9, 3, 64), (4, 4, 128), (8, 1, 8), (14, 2, 80)], ids=str)
+def test_each_head_of_queries_and_keys_is_normed_by_itself(shape: tuple[int, int, int], epsilon: float) -> None:
+    num_heads, num_kv_heads, head_dim = shape
+    random = np.random.default_rng(7)
+    qkv = random.standard_normal((6, (num_heads + 2 * num_kv_heads) * head_dim), dtype=np.float32)
+    qkv[3] *= 1e-4  # epsilon counts
+    weights = random.uniform(0.5, 1.5, (2, head_dim)).astype(np.float32)
+    norms = reference.HeadNorms(torch.from_numpy(weights[0]), torch.from_numpy(weights[1]), epsilon)
+    heads = torch.from_numpy(qkv.copy()).view(6, -1, head_dim)
+    queries, keys, values = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    expected = torch.cat([*reference.norm_heads(queries, keys, norms), values], dim=1)
+    expected[[0, 5]] = heads[[0, 5]]
+    norm_heads(qkv, weights, num_heads, num_kv_heads, epsilon, 1, 5)
+    torch.testing.assert_close(torch.from_numpy(qkv).view(6, -1, head_dim), expected, rtol=1e-6, atol=1e-7)
 
 
 def tables_by_position(rotary: Rotary, config: ModelConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -33,6 +33,7 @@ def makers_of(device: torch.device, compute_capability: int) -> Mapping[str, Cal
         "rms_norm": partial(full_width.norm_case, 5, 4096, device),
         "silu_mul": partial(full_width.silu_case, 5, 4096, device),
         "rotary_kv_write": partial(full_width.rotary_case, _SHAPE, 37, device),
+        "rotary_kv_write with norms": partial(full_width.rotary_case, _SHAPE, 37, device, has_norms=True),
         "rms_norm to E4M3": partial(one_byte.fp8_norm_case, 5, 4096, device),
         "silu_mul to E4M3": partial(one_byte.fp8_silu_case, 5, 4096, device),
         "E4M3 product": partial(one_byte.fp8_product_case, 5, 256, 512, device),

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from weir.model.architecture import ModelConfig
-from weir.model.torch.decoder import Rotary, rms_norm
+from weir.model.torch.decoder import Rotary, norm_heads, rms_norm
 from weir.model.torch.weights import LayerWeights, Weights
 from weir.ops.reference_quantized import E4M3_MAX, INT8_MAX, LEAST_AMAX, quantize_heads, quantize_rows
 
@@ -129,7 +129,7 @@ def log_probabilities(config: ModelConfig, weights: Weights, token_ids: torch.Te
         normed = rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
         heads = linear(normed, layer.query_key_value, layer.query_key_value_bias)
         heads = heads.view(len(token_ids), -1, config.head_dim)
-        rotated = rotary.rotate(heads[:, :num_rotated], tables)
+        rotated = rotary.rotate(norm_heads(heads[:, :num_rotated], layer, config), tables)
         attended = functional.scaled_dot_product_attention(
             rotated[:, : config.num_heads].transpose(0, 1)[None],
             used.keys(rotated[:, config.num_heads :]).transpose(0, 1)[None],

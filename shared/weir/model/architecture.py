@@ -80,10 +80,11 @@ RotaryScaling = LinearScaling | Llama3Scaling | GivenScaling
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama kind (Llama, Mistral, Qwen2).
+    """A decoder of the Llama kind (Llama, Mistral, Qwen2, Qwen3).
 
     The two flags of biases say that the query, key and value projections (all three) and the output projection of
-    attention add one. `rotary_scaling` None: frequencies as `rope_theta` gives them.
+    attention add one; `query_key_norm`, that each head of queries and keys is normed before it is rotated, by weights
+    that all heads share. `rotary_scaling` None: frequencies as `rope_theta` gives them.
     """
 
     vocab_size: int
@@ -101,6 +102,7 @@ class ModelConfig:
     bos_token_id: int | None
     query_key_value_bias: bool = False
     attention_output_bias: bool = False
+    query_key_norm: bool = False
     rotary_scaling: RotaryScaling | None = None
 
     def __post_init__(self) -> None:
@@ -163,6 +165,8 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             "self_attn.k_proj.bias": (key,),
             "self_attn.v_proj.bias": (key,),
         }
+    if config.query_key_norm:
+        shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
     shapes["self_attn.o_proj.weight"] = (hidden, query)
     if config.attention_output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)

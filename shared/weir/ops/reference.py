@@ -1,8 +1,18 @@
 """What each op computes, in plain torch: what the kernels are compared with."""
 
+from typing import NamedTuple
+
 import torch
 
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+
+
+class HeadNorms(NamedTuple):
+    """Norms of the heads of queries and keys, before they are rotated. `queries`, `keys` [head_dim]."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    epsilon: float
 
 
 def paged_decode(
@@ -87,8 +97,10 @@ def rotary_kv_write(
     slot_mapping: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    norms: HeadNorms | None = None,
 ) -> None:
-    """Rotates queries in place; writes rotated keys, and values, into the pages.
+    """Rotates queries in place; writes rotated keys, and values, into the pages. With `norms` both are normed before,
+    and not rounded between.
 
     `query_key_value` [rows, heads + 2 * kv heads, head_dim]: queries, keys, values. `cos`, `sin` [positions,
     head_dim / 2] turn the pairs (i, i + head_dim / 2). `positions`, `slot_mapping` [rows]; the latter, as in vLLM, says
@@ -101,12 +113,20 @@ def rotary_kv_write(
     queries = query_key_value[:, :num_heads]
     new_keys = query_key_value[:, num_heads : num_heads + num_kv_heads]
     new_values = query_key_value[:, num_heads + num_kv_heads :]
-    rotated_keys = rotate(new_keys, row_cos, row_sin)
-    queries.copy_(rotate(queries, row_cos, row_sin))
+    normed_queries, normed_keys = norm_heads(queries, new_keys, norms)
+    rotated_keys = rotate(normed_keys, row_cos, row_sin)
+    queries.copy_(rotate(normed_queries, row_cos, row_sin))
     kept = slot_mapping >= 0
     page_ids, offsets = slot_mapping[kept].long() // PAGE_TOKENS, slot_mapping[kept].long() % PAGE_TOKENS
     keys[page_ids, :, offsets] = rotated_keys[kept].to(keys.dtype)
     values[page_ids, :, offsets] = new_values[kept].to(values.dtype)
+
+
+def norm_heads(queries: torch.Tensor, keys: torch.Tensor, norms: HeadNorms | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both [rows, heads, head_dim], normed in fp32 and not rounded; as they are without `norms`."""
+    if norms is None:
+        return queries, keys
+    return rms_norm(queries.float(), norms.queries, norms.epsilon), rms_norm(keys.float(), norms.keys, norms.epsilon)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -83,14 +83,16 @@ def rotary_kv_write(
     keys: torch.Tensor,
     values: torch.Tensor,
     scales: KvScales,
+    norms: reference.HeadNorms | None = None,
 ) -> None:
     """`reference.rotary_kv_write` into int8 pages; keys are quantized as they are in fp32, not rounded before."""
     num_kv_heads = keys.shape[1]
     num_heads = query_key_value.shape[1] - 2 * num_kv_heads
     row_cos, row_sin = cos[positions.long()][:, None], sin[positions.long()][:, None]
     queries, new_keys, new_values = torch.split(query_key_value, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-    rotated = reference.rotate(new_keys.float(), row_cos, row_sin)
-    queries.copy_(reference.rotate(queries, row_cos, row_sin))
+    normed_queries, normed_keys = reference.norm_heads(queries, new_keys, norms)
+    rotated = reference.rotate(normed_keys.float(), row_cos, row_sin)
+    queries.copy_(reference.rotate(normed_queries, row_cos, row_sin))
     kept = slot_mapping >= 0
     page_ids, offsets = slot_mapping[kept].long() // PAGE_TOKENS, slot_mapping[kept].long() % PAGE_TOKENS
     for heads, pages, page_scales in ((rotated, keys, scales.keys), (new_values, values, scales.values)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.kernels.triton_cases import case_paged_decode as decode
 from tests.kernels.triton_cases import case_runner as whole
-from tests.kernels.triton_cases.case_rotary_kv_write import tables
+from tests.kernels.triton_cases.case_rotary_kv_write import random_norms, tables
 from tests.kernels.triton_cases.support import (
     COMPUTE_CAPABILITY,
     DEVICE,
@@ -75,8 +75,9 @@ def quantized(cache: Cache, heads: Heads) -> tuple[LayerPages, Cache]:
 
 @pytest.mark.parametrize(("dtype", "atol", "rtol"), TOLERANCES)
 @pytest.mark.parametrize("heads", [*SHAPES, pytest.param(Heads(6, 6, 32), id="6on6x32")])
+@pytest.mark.parametrize("has_norms", [False, True], ids=["", "norms"])
 def test_what_is_written_is_that_of_the_reference_and_nothing_else_is(
-    heads: Heads, dtype: torch.dtype, atol: float, rtol: float
+    heads: Heads, dtype: torch.dtype, atol: float, rtol: float, has_norms: bool
 ) -> None:
     torch.manual_seed(42)
     cos, sin = tables(heads.head_dim)
@@ -87,9 +88,10 @@ def test_what_is_written_is_that_of_the_reference_and_nothing_else_is(
     found, expected = empty_int8(heads, 6), empty_int8(heads, 6)
     assert found.scales is not None
     assert expected.scales is not None
-    rotary_kv_write(rows, cos, sin, positions, slot_mapping, found.keys, found.values, found.scales)
+    norms = random_norms(heads.head_dim, dtype) if has_norms else None
+    rotary_kv_write(rows, cos, sin, positions, slot_mapping, found.keys, found.values, found.scales, norms)
     reference_quantized.rotary_kv_write(
-        expected_rows, cos, sin, positions, slot_mapping, expected.keys, expected.values, expected.scales
+        expected_rows, cos, sin, positions, slot_mapping, expected.keys, expected.values, expected.scales, norms
     )
     torch.testing.assert_close(rows, expected_rows, atol=atol, rtol=rtol)
     for name in ("keys", "values"):

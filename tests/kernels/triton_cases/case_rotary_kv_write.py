@@ -18,11 +18,17 @@ def tables(head_dim: int, num_positions: int = 600) -> tuple[torch.Tensor, torch
     return angles.cos(), angles.sin()
 
 
+def random_norms(head_dim: int, dtype: torch.dtype) -> reference.HeadNorms:
+    return reference.HeadNorms(normal(head_dim, dtype=dtype), normal(head_dim, dtype=dtype), 0.1)
+
+
 @pytest.mark.parametrize(("dtype", "atol", "rtol"), TOLERANCES)
 @pytest.mark.parametrize("heads", SHAPES)
-@pytest.mark.parametrize("mapping_dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
+@pytest.mark.parametrize(
+    ("mapping_dtype", "has_norms"), [(torch.int32, False), (torch.int64, False), (torch.int64, True)], ids=str
+)
 def test_it_equals_the_reference_and_touches_nothing_else(
-    heads: Heads, dtype: torch.dtype, atol: float, rtol: float, mapping_dtype: torch.dtype
+    heads: Heads, dtype: torch.dtype, atol: float, rtol: float, mapping_dtype: torch.dtype, has_norms: bool
 ) -> None:
     torch.manual_seed(42)
     cos, sin = tables(heads.head_dim)
@@ -31,9 +37,10 @@ def test_it_equals_the_reference_and_touches_nothing_else(
     pages = poisoned(6, 2, 2, heads.num_kv_heads, 16, heads.head_dim, dtype=dtype)
     expected_rows, expected_pages = rows.clone(), pages.clone()
     before = rows.clone()
-    rotary_kv_write(rows, cos, sin, positions, slot_mapping, pages[:, 1, 0], pages[:, 1, 1])
+    norms = random_norms(heads.head_dim, dtype) if has_norms else None
+    rotary_kv_write(rows, cos, sin, positions, slot_mapping, pages[:, 1, 0], pages[:, 1, 1], None, norms)
     reference.rotary_kv_write(
-        expected_rows, cos, sin, positions, slot_mapping, expected_pages[:, 1, 0], expected_pages[:, 1, 1]
+        expected_rows, cos, sin, positions, slot_mapping, expected_pages[:, 1, 0], expected_pages[:, 1, 1], norms
     )
     torch.testing.assert_close(rows, expected_rows, atol=atol, rtol=rtol)
     torch.testing.assert_close(pages, expected_pages, atol=atol, rtol=rtol, equal_nan=True)
@@ -64,5 +71,8 @@ def test_misfits_are_named() -> None:
         launch(normal(2, 6, 64), ints([0, 1], torch.int64))
     with pytest.raises(ValueError, match=r"slot_mapping is torch.float32, expected torch.int32 or torch.int64"):
         launch(normal(2, 9, 64), normal(2))
+    norms = reference.HeadNorms(normal(64), normal(32), 1e-5)
+    with pytest.raises(ValueError, match=r"norms\.keys has shape \[32\], expected \[64\]"):
+        rotary_kv_write(normal(2, 9, 64), cos, sin, ints([0, 1]), ints([0, 1]), pages[:, 0], pages[:, 1], None, norms)
     with pytest.raises(ValueError, match=r"slot_mapping has shape \[3\], expected \[2\]"):
         launch(normal(2, 9, 64), ints([0, 1, 2], torch.int64))

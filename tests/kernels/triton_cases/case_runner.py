@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 # whose sums the second layer makes larger.
 ROW_COUNT_TOLERANCE = 1e-5 if IS_INTERPRETED else 2e-3
 KERNEL_TYPE: Any = InterpretedFunction if IS_INTERPRETED else JITFunction
-CONFIG = replace(shape_named("tiny"), max_context_tokens=256, query_key_value_bias=True)
+CONFIG = replace(shape_named("tiny"), max_context_tokens=256, query_key_value_bias=True, query_key_norm=True)
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=256)
 NUM_PAGES = 24
 GREEDY = SamplingParams(temperature=0.0)
@@ -58,6 +58,8 @@ def random_weights(config: ModelConfig) -> Weights:
             mlp_norm=own["post_attention_layernorm.weight"] / 4,
             gate_up=torch.cat([own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]]),
             down=own["mlp.down_proj.weight"],
+            query_norm=0.5 + torch.rand(config.head_dim),
+            key_norm=0.5 + torch.rand(config.head_dim),
         )
 
     embedding = tensors["model.embed_tokens.weight"]

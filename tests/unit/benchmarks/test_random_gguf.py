@@ -20,6 +20,7 @@ SHAPES = {
     "untied": replace(TINY, tie_word_embeddings=False),
     "scaled": replace(TINY, rotary_scaling=Llama3Scaling(32.0, 1.0, 4.0, 8192)),
     "qwen2": replace(TINY, query_key_value_bias=True),
+    "qwen3": replace(TINY, query_key_norm=True),
 }
 
 

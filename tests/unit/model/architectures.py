@@ -45,7 +45,8 @@ BASE: dict[str, Any] = {
     "bos_token_id": 1,
 }
 
-LLAMA, MISTRAL, QWEN2 = transformers.LlamaConfig, transformers.MistralConfig, transformers.Qwen2Config
+LLAMA, MISTRAL = transformers.LlamaConfig, transformers.MistralConfig
+QWEN2, QWEN3 = transformers.Qwen2Config, transformers.Qwen3Config
 VARIANTS = (
     Variant("llama", LLAMA, {}),
     Variant("llama-tied", LLAMA, {"tie_word_embeddings": True}),
@@ -68,6 +69,15 @@ VARIANTS = (
         "qwen2-sliding-window-past-the-last-layer",
         QWEN2,
         {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 2},
+    ),
+    Variant("qwen3", QWEN3, {"head_dim": 32}),
+    Variant("qwen3-tied", QWEN3, {"head_dim": 24, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    Variant("qwen3-attention-bias", QWEN3, {"head_dim": 16, "attention_bias": True}),
+    Variant("qwen3-large-epsilon", QWEN3, {"rms_norm_eps": 0.5}),
+    Variant(
+        "qwen3-sliding-window",
+        QWEN3,
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1},
     ),
 )
 

@@ -39,13 +39,13 @@ def test_every_position_has_the_logits_of_transformers(variant: Variant, tmp_pat
     assert_same_logits(save_variant(tmp_path, variant))
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 def test_half_precision_weights_are_widened_exactly(name: str, tmp_path: Path) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         assert_same_logits(save_variant(tmp_path / str(dtype), BY_NAME[name], dtype))
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen2"])
+@pytest.mark.parametrize("name", ["llama-tied", "qwen2", "qwen3"])
 def test_a_model_in_shards_is_read_by_its_index(name: str, tmp_path: Path) -> None:
     tiny = save_variant(tmp_path, BY_NAME[name], max_shard_size="60KB")
     assert len(safetensors_files(tmp_path)) > 2
@@ -85,6 +85,7 @@ def test_an_index_that_cannot_be_followed_is_refused(index: object, problem: str
         ("mistral-sliding-window", 100),
         ("qwen2-sliding-window", 100),
         ("qwen2-sliding-window-past-the-last-layer", 256),
+        ("qwen3-sliding-window", 100),
     ],
 )
 def test_a_sliding_window_bounds_the_context(name: str, max_context_tokens: int, tmp_path: Path) -> None:
@@ -109,8 +110,16 @@ def test_biases_that_the_architecture_does_not_have_are_refused(tmp_path: Path) 
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
     source = resolve_model(str(tmp_path))
-    with pytest.raises(ModelError, match=r"k_proj\.bias is not part of a Llama, Mistral or Qwen2 model"):
+    with pytest.raises(ModelError, match=r"k_proj\.bias is not part of a Llama, Mistral, Qwen2 or Qwen3 model"):
         load_weights(source, load_model_config(source))
+
+
+def test_without_a_word_heads_are_as_wide_as_in_transformers(tmp_path: Path) -> None:
+    save_variant(tmp_path, BY_NAME["qwen3-large-epsilon"])
+    fields = json.loads((tmp_path / "config.json").read_text())
+    del fields["head_dim"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert load_model_config(resolve_model(str(tmp_path))).head_dim == 128
 
 
 def test_what_two_files_say_of_the_end_of_a_text_is_taken_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.model.architectures import VARIANTS, save_variant
 from tests.unit.model.int8 import Int8Probe, Logits
 from tests.unit.model.tiny import TinyLlama, chunk, poisoned_pages, prompt_ids
 
@@ -84,6 +85,18 @@ def test_neither_neighbours_nor_chunks_nor_slices_nor_threads_change_a_bit(
         chunks.insert(int(random.integers(0, len(chunks) + 1)), chunk(0, ids, start, end, table))
         assert_same_bits(probe.run(*chunks)[0], alone[end - 1])
         start = end
+
+
+def test_heads_that_are_normed_are_so_whatever_else_is_computed(tmp_path: Path, cache_dir: Path) -> None:
+    variant = next(variant for variant in VARIANTS if variant.name == "qwen3")
+    source, ids, table = save_variant(tmp_path, variant).source, prompt_ids(40, seed=1), (4, 5, 6)
+    probe = Int8Probe(source, cache_dir)
+    alone = [probe.run(chunk(0, ids, at, at + 1, table))[0] for at in range(40)]
+    neighbours = [Neighbour(slot, range(10 * slot, 10 * slot + 4), slot) for slot in range(1, 6)]
+    probe = Int8Probe(source, cache_dir, share=FixedShare(2), slice_rows=16)
+    for start, end in ((0, 1), (1, 30), (30, 40)):
+        found = probe.run(*(neighbour.next_chunk(9) for neighbour in neighbours), chunk(0, ids, start, end, table))
+        assert_same_bits(found[0], alone[end - 1])
 
 
 @settings(max_examples=20, deadline=None)

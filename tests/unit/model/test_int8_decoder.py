@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from tests.unit.model.architectures import VARIANTS, save_variant
 from tests.unit.model.gguf_copy import write_gguf
 from tests.unit.model.int8 import Int8Probe
 from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, poisoned_pages, prompt_ids, save_tiny_llama
@@ -47,6 +49,14 @@ def test_quantized_files_are_computed_with_the_values_that_they_hold(kind: str, 
     write_gguf(tiny, tmp_path / "tiny.gguf", gguf.GGMLQuantizationType[kind])
     source = resolve_model(str(tmp_path / "tiny.gguf"))
     assert relative_error(source, tmp_path, prompt_ids(40, seed=3)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3-tied", "qwen3-attention-bias", "qwen3-large-epsilon"])
+def test_biases_and_norms_of_heads_are_computed_too(name: str, tmp_path: Path) -> None:
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+    source = save_variant(tmp_path / "hf", replace(variant, changes=variant.changes | {"head_dim": 32})).source
+    for length in (1, 70):
+        assert relative_error(source, tmp_path, prompt_ids(length, seed=2)) < TOLERANCE
 
 
 def test_a_step_writes_its_own_positions_and_nothing_else(tiny: TinyLlama, tmp_path: Path) -> None:

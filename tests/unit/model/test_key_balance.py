@@ -9,9 +9,10 @@ from benchmarks.quality.formats import FORMATS, Format, log_probabilities, with_
 from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.files.dummy import shape_named
 from weir.model.torch.key_balance import balance_keys
-from weir.model.torch.weights import WeightFormat, Weights, filled_weights
+from weir.model.torch.weights import LayerWeights, WeightFormat, Weights, filled_weights
 
 CONFIG = replace(shape_named("tiny"), query_key_value_bias=True)
+NORMED = replace(shape_named("tiny"), query_key_norm=True)
 TOKENS = torch.arange(60) * 7 % 1024
 INT8_PAGES = FORMATS["int8 pages, a scale a head of a token"]
 
@@ -45,6 +46,30 @@ def test_outliers_cost_int8_pages_less_than_without_it() -> None:
     balance_keys(weights, CONFIG)
     balanced = divergence(exact, log_probabilities(CONFIG, weights, TOKENS, INT8_PAGES))
     assert balanced < unbalanced / 4
+
+
+def with_norm_outliers(weights: Weights, config: ModelConfig, factor: float) -> Weights:
+    """As `with_key_outliers`, by the weights of the heads' norms."""
+
+    def changed(layer: LayerWeights) -> LayerWeights:
+        assert layer.query_norm is not None
+        assert layer.key_norm is not None
+        factors = torch.ones(config.head_dim)
+        factors[[config.head_dim // 2 - 1, config.head_dim - 1]] = factor
+        return replace(layer, query_norm=layer.query_norm / factors, key_norm=layer.key_norm * factors)
+
+    return replace(weights, layers=tuple(map(changed, weights.layers)))
+
+
+def test_keys_that_are_normed_are_balanced_by_the_weights_of_the_norm() -> None:
+    weights = with_norm_outliers(weights_of(NORMED, WeightFormat(torch.float32)), NORMED, 16)
+    exact = log_probabilities(NORMED, weights, TOKENS, Format())
+    unbalanced = divergence(exact, log_probabilities(NORMED, weights, TOKENS, INT8_PAGES))
+    matrix = weights.layers[0].query_key_value.clone()
+    balance_keys(weights, NORMED)
+    assert torch.equal(weights.layers[0].query_key_value, matrix)
+    assert torch.equal(log_probabilities(NORMED, weights, TOKENS, Format()), exact)
+    assert divergence(exact, log_probabilities(NORMED, weights, TOKENS, INT8_PAGES)) < unbalanced / 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

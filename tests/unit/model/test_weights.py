@@ -62,9 +62,8 @@ def test_a_folder_of_several_files_is_one_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_every_tensor_has_a_place_of_its_own_in_one_memory(tied: bool) -> None:
-    config = replace(
-        shape_named("tiny"), query_key_value_bias=True, attention_output_bias=True, tie_word_embeddings=tied
-    )
+    optional = {"query_key_value_bias": True, "attention_output_bias": True, "query_key_norm": True}
+    config = replace(shape_named("tiny"), tie_word_embeddings=tied, **optional)
     shapes = tensor_shapes(config)
     numbers = {name: float(number) for number, name in enumerate(shapes, 1)}
     kept = WeightFormat(torch.float32)
@@ -150,7 +149,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ModelError, match=r"model\.layers\.0\.self_attn\.q_proj\.bias is not part of a Llama, Mistral or Qwen2"
+        ModelError, match=r"model\.layers\.0\.self_attn\.q_proj\.bias is not part of a Llama, Mistral, Qwen2 or Qwen3"
     ):
         load_changed(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(4)}))
 

@@ -217,7 +217,7 @@ def silu_case(num_rows: int, width: int, device: torch.device) -> KernelCase:
     return KernelCase("silu_mul", f"{num_rows} x {width}", gate_up.nbytes + out.nbytes, 0, run, error)
 
 
-def rotary_case(shape: AttentionShape, num_rows: int, device: torch.device) -> KernelCase:
+def rotary_case(shape: AttentionShape, num_rows: int, device: torch.device, *, has_norms: bool = False) -> KernelCase:
     dtype = torch.bfloat16
     pages = torch.zeros(
         num_pages_for(num_rows), 2, shape.num_kv_heads, PAGE_TOKENS, shape.head_dim, device=device, dtype=dtype
@@ -228,11 +228,13 @@ def rotary_case(shape: AttentionShape, num_rows: int, device: torch.device) -> K
     positions = torch.arange(num_rows, device=device, dtype=torch.int32)
     slot_mapping = torch.randperm(pages.shape[0] * PAGE_TOKENS, device=device)[:num_rows]
     index = (angles.cos(), angles.sin(), positions, slot_mapping)
-    run = partial(rotary.rotary_kv_write, rows, *index, pages[:, 0], pages[:, 1])
+    norm = torch.rand(shape.head_dim, device=device, dtype=dtype) + 0.5
+    norms = reference.HeadNorms(norm, norm, 1e-6) if has_norms else None
+    run = partial(rotary.rotary_kv_write, rows, *index, pages[:, 0], pages[:, 1], None, norms)
 
     def error() -> float:
         expected, expected_pages = rows.clone(), pages.clone()
-        reference.rotary_kv_write(expected, *index, expected_pages[:, 0], expected_pages[:, 1])
+        reference.rotary_kv_write(expected, *index, expected_pages[:, 0], expected_pages[:, 1], norms)
         run()
         return max(relative_error(rows, expected), relative_error(pages, expected_pages))
 

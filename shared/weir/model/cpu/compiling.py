@@ -20,6 +20,7 @@ from numba import boolean, float32, float64, int32, int64, types, uint8, uint16
 from weir.model.cpu.forward import linear_share
 from weir.model.sampler import compile_kernels
 from weir.ops.cpu.embedding import embedding_range
+from weir.ops.cpu.head_norm import norm_heads
 from weir.ops.cpu.paged_decode import decode_blocks, decode_merge
 from weir.ops.cpu.paged_prefill import paged_prefill
 from weir.ops.cpu.quantize import quantize_range
@@ -35,14 +36,15 @@ _DONE_FILE = "compiled"
 _INTS, _INT_ROWS, _ROWS, _PAGES = int32[::1], int32[:, ::1], float32[:, ::1], uint16[:, :, :, :, ::1]
 _BYTE_ROWS, _PARTS = uint8[:, ::1], int64[:, ::1]
 _WEIGHTS = types.Array(uint8, 1, "C", readonly=True)
-_NORM, _ANGLES = types.Array(float32, 1, "C", readonly=True), types.Array(float32, 2, "C", readonly=True)
+_NORM, _TABLE = types.Array(float32, 1, "C", readonly=True), types.Array(float32, 2, "C", readonly=True)
 
 _Kernels = tuple[tuple[Any, tuple[types.Type, ...]], ...]
 _BETWEEN: _Kernels = (
     (linear_share, (_WEIGHTS, _PARTS, _BYTE_ROWS, _ROWS, float32[::1], boolean, int64, int64)),
     (embedding_range, (_WEIGHTS, int64, int64[::1], _ROWS, int64, int64)),
     (rms_norm_quantize_range, (_ROWS, _NORM, float64, _BYTE_ROWS, int64, int64)),
-    (rotary_kv_write, (_ROWS, _INTS, _INTS, _ANGLES, _ANGLES, _PAGES, int64, int64, int64)),
+    (norm_heads, (_ROWS, _TABLE, int64, int64, float64, int64, int64)),
+    (rotary_kv_write, (_ROWS, _INTS, _INTS, _TABLE, _TABLE, _PAGES, int64, int64, int64)),
     (decode_merge, (_INTS, _INT_ROWS, int64, int64, int64, _ROWS, _ROWS, int64, int64)),
     (quantize_range, (_ROWS, _BYTE_ROWS, int64, int64)),
     (silu_mul_quantize_range, (_ROWS, _BYTE_ROWS, int64, int64)),

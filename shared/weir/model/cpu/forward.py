@@ -31,6 +31,7 @@ from weir.model.cpu.workspace import (
     Model,
 )
 from weir.ops.cpu.embedding import embedding_range
+from weir.ops.cpu.head_norm import norm_heads
 from weir.ops.cpu.linear import linear_range, share_start
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS
 from weir.ops.cpu.paged_decode import decode_blocks, decode_merge
@@ -132,6 +133,9 @@ def _attention_stage(
     elif stage == ROTARY:
         if model.query_key_value_bias.size > 0:
             _add_bias(qkv, model.query_key_value_bias[layer], first_row, last_row)
+        if model.query_key_norms.size > 0:
+            norms = model.query_key_norms[2 * layer : 2 * layer + 2]
+            norm_heads(qkv, norms, model.num_heads, model.num_kv_heads, model.epsilon, first_row, last_row)
         rotary_kv_write(
             qkv, arrays.positions, arrays.page_ids, model.cosines, model.sines, pages, layer, chunk, num_chunks
         )

@@ -9,6 +9,7 @@
     norms                           fp32 [2 num_layers + 1, hidden]: before attention, before the MLP, …, the final one
     query_key_value_bias            fp32 [num_layers, outputs], only where the model has one
     attention_output_bias           fp32 [num_layers, hidden], only where the model has one
+    query_key_norms                 fp32 [2 num_layers, head_dim]: of queries, of keys, …; only where the model has them
     cosines, sines                  fp32 [max_context_tokens, head_dim / 2] of the rotary embedding
 
 A matrix is one or more packed parts, one below the other: neighbours whose numbers are of the same kind are one part.
@@ -50,12 +51,15 @@ def pack_matrices(tensors: TensorFile, config: ModelConfig) -> Iterator[tuple[st
 
 def pack_arrays(tensors: TensorFile, config: ModelConfig) -> Iterator[tuple[str, Floats]]:
     """What stays in fp32: small."""
-    norms = [
-        tensors.read(f"model.layers.{layer}.{name}.weight")
-        for layer in range(config.num_layers)
-        for name in ("input_layernorm", "post_attention_layernorm")
-    ]
-    yield "norms", np.stack([*norms, tensors.read("model.norm.weight")])
+
+    def norms(*names: str) -> list[Floats]:
+        layers = range(config.num_layers)
+        return [tensors.read(f"model.layers.{layer}.{name}.weight") for layer in layers for name in names]
+
+    hidden_norms = norms("input_layernorm", "post_attention_layernorm")
+    yield "norms", np.stack([*hidden_norms, tensors.read("model.norm.weight")])
+    if config.query_key_norm:
+        yield "query_key_norms", np.stack(norms("self_attn.q_norm", "self_attn.k_norm"))
 
     def biases(*names: str) -> Floats:
         return np.stack(

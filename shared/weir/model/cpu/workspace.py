@@ -40,14 +40,15 @@ class Model(NamedTuple):
     """What does not change.
 
     `data` holds all matrices; `layer_parts` [layers, 4 matrices, parts, 4] and `end_parts` [2 matrices, 1, 4] say where
-    their parts are. `norms` [2 layers + 1, hidden]. Biases are [layers, outputs], or [0, 0] where there are none.
-    `cosines`, `sines` [positions, head_dim / 2].
+    their parts are. `norms` [2 layers + 1, hidden]; `query_key_norms` [2 layers, head_dim], and biases [layers,
+    outputs], or [0, 0] where there are none. `cosines`, `sines` [positions, head_dim / 2].
     """
 
     data: Bytes
     layer_parts: Longs
     end_parts: Longs
     norms: Floats
+    query_key_norms: Floats
     query_key_value_bias: Floats
     attention_output_bias: Floats
     cosines: Floats
@@ -110,14 +111,16 @@ def make_model(config: ModelConfig, packed: PackedWeights) -> Model:
     end_parts = np.zeros((2, most_parts, 4), np.int64)
     _describe(packed, _embedding(packed.matrices), end_parts[0])
     _describe(packed, packed.matrices["head"], end_parts[1])
-    no_bias = np.zeros((0, 0), np.float32)
+    none = np.zeros((0, 0), np.float32)
+    none.flags.writeable = False  # as what is mapped: the same compiled code serves models with and without
     return Model(
         data=packed.mapped,
         layer_parts=layer_parts,
         end_parts=end_parts,
         norms=packed.arrays["norms"],
-        query_key_value_bias=packed.arrays.get("query_key_value_bias", no_bias),
-        attention_output_bias=packed.arrays.get("attention_output_bias", no_bias),
+        query_key_norms=packed.arrays.get("query_key_norms", none),
+        query_key_value_bias=packed.arrays.get("query_key_value_bias", none),
+        attention_output_bias=packed.arrays.get("attention_output_bias", none),
         cosines=packed.arrays["cosines"],
         sines=packed.arrays["sines"],
         epsilon=config.rms_norm_eps,

@@ -14,13 +14,15 @@ from weir.model.files.dummy import shape_named
 from weir.model.files.gguf import GgufFile, read_gguf
 from weir.model.files.source import DUMMY_PREFIX, ModelKind, ModelSource
 
-_GGUF_ARCHITECTURES = ("llama", "qwen2")
+_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Values of `general.architecture`. Mistral's files say llama."""
 _ROPE_FREQS = "rope_freqs.weight"
 _F32 = 0
-_HF_MODEL_TYPES = ("llama", "mistral", "qwen2")
+_HF_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type`."""
-_MISTRAL_WINDOW = 4096  # what transformers takes where config.json says nothing
+# What transformers takes where config.json says nothing.
+_MISTRAL_WINDOW = 4096
+_QWEN3_HEAD_DIM = 128
 
 
 def load_model_config(source: ModelSource) -> ModelConfig:
@@ -50,7 +52,7 @@ def _read_gguf_fields(gguf: GgufFile) -> "_GgufFields":
     if architecture not in _GGUF_ARCHITECTURES:
         raise ModelError(
             f"{gguf.path}: general.architecture {architecture!r}; Weir serves "
-            f"{' and '.join(map(repr, _GGUF_ARCHITECTURES))}"
+            f"{', '.join(map(repr, _GGUF_ARCHITECTURES))}"
         )
     fields = _GgufFields(gguf, architecture)
     _refuse_gguf_variants(fields, fields.head_dim)
@@ -80,6 +82,7 @@ def _config_from_gguf(gguf: GgufFile) -> ModelConfig:
         bos_token_id=gguf.find("tokenizer.ggml.bos_token_id", int),
         query_key_value_bias="blk.0.attn_q.bias" in gguf.tensors,
         attention_output_bias="blk.0.attn_output.bias" in gguf.tensors,
+        query_key_norm="blk.0.attn_q_norm.weight" in gguf.tensors,
         rotary_scaling=_gguf_rotary_scaling(fields, head_dim),
     )
 
@@ -186,8 +189,9 @@ def _config_from_hf(folder: Path) -> ModelConfig:
     _refuse_hf_variants(config)
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
-    # Llama's one flag is for all four projections; Qwen2 has no flag and biases in three
-    has_llama_bias = model_type == "llama" and config.flag("attention_bias")
+    # one flag is for all four projections; Qwen2 has no flag and biases in three
+    has_bias = model_type in {"llama", "qwen3"} and config.flag("attention_bias")
+    default_head_dim = _QWEN3_HEAD_DIM if model_type == "qwen3" else hidden_size // max(num_heads, 1)
     return ModelConfig(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -195,15 +199,16 @@ def _config_from_hf(folder: Path) -> ModelConfig:
         num_layers=config.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=config.integer("num_key_value_heads", num_heads),
-        head_dim=config.integer("head_dim", hidden_size // max(num_heads, 1)),
+        head_dim=config.integer("head_dim", default_head_dim),
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         rope_theta=config.rope_theta(),
         max_context_tokens=_hf_context_tokens(config),
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         eos_token_ids=_hf_eos_ids(folder, config),
         bos_token_id=config.find_integer("bos_token_id"),
-        query_key_value_bias=has_llama_bias or model_type == "qwen2",
-        attention_output_bias=has_llama_bias,
+        query_key_value_bias=has_bias or model_type == "qwen2",
+        attention_output_bias=has_bias,
+        query_key_norm=model_type == "qwen3",
         rotary_scaling=_hf_rotary_scaling(config),
     )
 
@@ -236,7 +241,7 @@ def _sliding_window(config: "_HfConfig") -> int | None:
     match config.fields["model_type"]:
         case "mistral":
             return config.find_integer("sliding_window") if "sliding_window" in config.fields else _MISTRAL_WINDOW
-        case "qwen2" if config.flag("use_sliding_window"):
+        case "qwen2" | "qwen3" if config.flag("use_sliding_window"):
             first_windowed_layer = config.integer("max_window_layers", 0)
             has_window = first_windowed_layer < config.integer("num_hidden_layers")
             return config.find_integer("sliding_window") if has_window else None
@@ -306,7 +311,7 @@ class _HfConfig:
         return self._as_number(name, self.fields.get(name, default))
 
     def flag(self, name: str) -> bool:
-        """False where it is missing, as in transformers' classes of all three architectures."""
+        """False where it is missing, as in transformers' classes of all these architectures."""
         value = self.fields.get(name)
         if value is not None and not isinstance(value, bool):
             raise ModelError(f"{self.path}: {name} is {value!r}, expected true or false")

@@ -59,6 +59,7 @@ _QWEN_2_5 = replace(
     query_key_value_bias=True,
     rotary_scaling=None,
 )
+_QWEN_3 = replace(_QWEN_2_5, max_context_tokens=40_960, query_key_value_bias=False, query_key_norm=True)
 _SMOLLM2 = replace(
     _LLAMA_2,
     vocab_size=49_152,
@@ -102,6 +103,11 @@ MODEL_SHAPES: Mapping[str, ModelConfig] = {
     "qwen2.5-1.5b": replace(_sized(_QWEN_2_5, 1536, 8960, 28, 12, 2), tie_word_embeddings=True),
     "qwen2.5-7b": replace(_sized(_QWEN_2_5, 3584, 18_944, 28, 28, 4), vocab_size=152_064),
     "qwen2.5-14b": replace(_sized(_QWEN_2_5, 5120, 13_824, 48, 40, 8), vocab_size=152_064),
+    # Qwen/Qwen3-0.6B, -1.7B, -4B, -8B: heads of 128, however wide the model is
+    "qwen3-0.6b": replace(_sized(_QWEN_3, 1024, 3072, 28, 16, 8), head_dim=128, tie_word_embeddings=True),
+    "qwen3-1.7b": replace(_sized(_QWEN_3, 2048, 6144, 28, 16, 8), tie_word_embeddings=True),
+    "qwen3-4b": replace(_sized(_QWEN_3, 2560, 9728, 36, 32, 8), head_dim=128, tie_word_embeddings=True),
+    "qwen3-8b": _sized(_QWEN_3, 4096, 12_288, 36, 32, 8),
 }
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file of the Llama or Qwen2 architecture."""
+"""Tensors of a GGUF file of the Llama, Qwen2 or Qwen3 architecture."""
 
 import re
 from pathlib import Path
@@ -20,6 +20,8 @@ _LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",

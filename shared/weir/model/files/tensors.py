@@ -66,7 +66,8 @@ def _check_shapes(
     }
     problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
     problems += [
-        f"{name} is not part of a Llama, Mistral or Qwen2 model" for name in sorted(found.keys() - expected.keys())
+        f"{name} is not part of a Llama, Mistral, Qwen2 or Qwen3 model"
+        for name in sorted(found.keys() - expected.keys())
     ]
     problems += [
         f"{name} has shape {list(found[name])}, expected {list(expected[name])}"

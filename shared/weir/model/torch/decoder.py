@@ -1,4 +1,4 @@
-"""The forward pass of a Llama, Mistral or Qwen2 model. Rows are tokens of the step's flat batch."""
+"""The forward pass of a Llama, Mistral, Qwen2 or Qwen3 model. Rows are tokens of the step's flat batch."""
 
 import torch
 from torch.nn import functional
@@ -34,6 +34,16 @@ def rms_norm(rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.
     return functional.rms_norm(rows, weight.shape, weight, epsilon)
 
 
+def norm_heads(heads: torch.Tensor, layer: LayerWeights, config: ModelConfig) -> torch.Tensor:
+    """Queries and keys [tokens, heads and key heads, head_dim], each head normed where the model does so (Dehghani et
+    al.: "Scaling Vision Transformers to 22 Billion Parameters", 2023)."""
+    if layer.query_norm is None or layer.key_norm is None:
+        return heads
+    queries, keys = heads[:, : config.num_heads], heads[:, config.num_heads :]
+    epsilon = config.rms_norm_eps
+    return torch.cat([rms_norm(queries, layer.query_norm, epsilon), rms_norm(keys, layer.key_norm, epsilon)], dim=1)
+
+
 def mlp(rows: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
     """SwiGLU."""
     gate, up = functional.linear(rows, layer.gate_up).chunk(2, dim=-1)
@@ -67,7 +77,7 @@ def attend(layer: int, queries: torch.Tensor, kv: PagedKv, batch: StepBatch) -> 
 
 
 class Decoder:
-    """A Llama, Mistral or Qwen2 model over paged keys and values. Holds no state of any sequence."""
+    """A Llama, Mistral, Qwen2 or Qwen3 model over paged keys and values. Holds no state of any sequence."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config
@@ -102,7 +112,7 @@ class Decoder:
         projected = functional.linear(normed, layer.query_key_value, layer.query_key_value_bias)
         heads = projected.view(hidden.shape[0], -1, config.head_dim)
         num_rotated = config.num_heads + config.num_kv_heads
-        rotated = self._rotary.rotate(heads[:, :num_rotated], tables)
+        rotated = self._rotary.rotate(norm_heads(heads[:, :num_rotated], layer, config), tables)
         kv.write(number, batch.row_index, rotated[:, config.num_heads :], heads[:, num_rotated:])
         attended = attend(number, rotated[:, : config.num_heads], kv, batch)
         rows = attended.reshape(hidden.shape[0], -1)

@@ -33,7 +33,7 @@ class LayerScales:
 class LayerWeights:
     """Matrices are `[out, in]`; `query_key_value` and `gate_up` are stacked along `out`: one product does all.
 
-    Biases are None where the model has none.
+    Biases, and the norms of queries and keys [head_dim], are None where the model has none.
     """
 
     attention_norm: torch.Tensor
@@ -45,6 +45,8 @@ class LayerWeights:
     gate_up: torch.Tensor
     down: torch.Tensor
     scales: LayerScales = LayerScales()
+    query_norm: torch.Tensor | None = None
+    key_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ class Weights:
         for layer in self.layers:
             tensors += [layer.attention_norm, layer.query_key_value, layer.attention_output]
             tensors += [layer.mlp_norm, layer.gate_up, layer.down]
-            tensors += [bias for bias in (layer.query_key_value_bias, layer.attention_output_bias) if bias is not None]
+            optional = (layer.query_key_value_bias, layer.query_norm, layer.key_norm, layer.attention_output_bias)
+            tensors += [tensor for tensor in optional if tensor is not None]
             tensors += _scales_of(layer)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -166,6 +169,8 @@ def _lay_out(layout: _Layout, kept: WeightFormat, config: ModelConfig) -> Weight
             scales=LayerScales(*(layout.take(torch.float32, rows) for rows in (stacked, hidden, gate_up, hidden)))
             if kept.is_fp8
             else LayerScales(),
+            query_norm=take(config.head_dim) if config.query_key_norm else None,
+            key_norm=take(config.head_dim) if config.query_key_norm else None,
         )
         for _ in range(config.num_layers)
     )
@@ -196,6 +201,9 @@ def _parts(weights: Weights, config: ModelConfig) -> Iterator[_Part]:
         if layer.query_key_value_bias is not None:
             for name, bias in zip(names, torch.split(layer.query_key_value_bias, sizes), strict=True):
                 yield f"{name}.bias", bias, None
+        if layer.query_norm is not None and layer.key_norm is not None:
+            yield f"{attention}.q_norm.weight", layer.query_norm, None
+            yield f"{attention}.k_norm.weight", layer.key_norm, None
         yield f"{attention}.o_proj.weight", layer.attention_output, scales.attention_output
         if layer.attention_output_bias is not None:
             yield f"{attention}.o_proj.bias", layer.attention_output_bias, None

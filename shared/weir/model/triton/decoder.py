@@ -17,6 +17,7 @@ from weir.ops.gpu.paged_decode import decode_scratch, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
 from weir.ops.gpu.rotary_kv_write import rotary_kv_write
+from weir.ops.reference import HeadNorms
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def _rotary_tables(config: ModelConfig, device: torch.device) -> tuple[torch.Ten
 
 
 class TritonDecoder:
-    """A Llama, Mistral or Qwen2 model over pages on a GPU. Holds no state of any sequence."""
+    """A Llama, Mistral, Qwen2 or Qwen3 model over pages on a GPU. Holds no state of any sequence."""
 
     def __init__(
         self,
@@ -158,7 +159,15 @@ class TritonDecoder:
         products.multiply(buffers.normed, matrix, scales.query_key_value, bias, buffers.projected)
         heads = buffers.projected.view(len(buffers.projected), -1, head_dim)
         rotary_kv_write(
-            heads, self._cos, self._sin, batch.positions, batch.slot_mapping, pages.keys, pages.values, pages.scales
+            heads,
+            self._cos,
+            self._sin,
+            batch.positions,
+            batch.slot_mapping,
+            pages.keys,
+            pages.values,
+            pages.scales,
+            self._head_norms(layer),
         )
         queries, out = heads[:, :num_heads], buffers.attended.view(-1, num_heads, head_dim)
         num_decodes = 0
@@ -180,6 +189,11 @@ class TritonDecoder:
         rows = products.made_of(buffers.attended, buffers.quantized)
         matrix, bias = layer.attention_output, layer.attention_output_bias
         products.multiply(rows, matrix, scales.attention_output, bias, buffers.delta)
+
+    def _head_norms(self, layer: LayerWeights) -> HeadNorms | None:
+        if layer.query_norm is None or layer.key_norm is None:
+            return None
+        return HeadNorms(layer.query_norm, layer.key_norm, self._config.rms_norm_eps)
 
     def _prefill(self, index: PrefillIndex, queries: torch.Tensor, pages: LayerPages, out: torch.Tensor) -> None:
         paged_prefill(

@@ -1,4 +1,6 @@
-"""Rotary embedding (Su et al., "RoFormer", 2021; halves, not neighbours, as in GPT-NeoX) fused with the KV write."""
+"""Rotary embedding (Su et al., "RoFormer", 2021; halves, not neighbours, as in GPT-NeoX) fused with the KV write, and
+with the norm of each head before it (Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters", 2023).
+"""
 
 import torch
 import triton
@@ -6,6 +8,7 @@ import triton.language as tl
 
 from weir.kv.geometry import PAGE_TOKENS
 from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_kv_scales, check_rows, check_shape
+from weir.ops.reference import HeadNorms
 from weir.ops.reference_quantized import INT8_MAX, LEAST_AMAX, KvScales
 
 _BLOCK_HEADS = 4
@@ -31,6 +34,19 @@ def store_quantized_heads(b_first, b_second, p_page, p_scale, HALF: tl.constexpr
 
 
 @triton.jit
+def load_heads(p_heads, p_norm, epsilon, HALF: tl.constexpr, HAS_NORM: tl.constexpr, o_half, m_half, m_head):
+    """The two halves of heads, fp32 [BLOCK_HEADS, BLOCK_HALF] each, normed by the weights [2 * HALF] at p_norm."""
+    b_first = tl.load(p_heads, mask=m_head, other=0.0).to(tl.float32)
+    b_second = tl.load(p_heads + HALF, mask=m_head, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        b_squares = tl.sum(b_first * b_first + b_second * b_second, 1)
+        b_scale = tl.rsqrt(b_squares / (2 * HALF) + epsilon)[:, None]
+        b_first = b_first * b_scale * tl.load(p_norm + o_half, mask=m_half, other=0.0).to(tl.float32)[None, :]
+        b_second = b_second * b_scale * tl.load(p_norm + HALF + o_half, mask=m_half, other=0.0).to(tl.float32)[None, :]
+    return b_first, b_second
+
+
+@triton.jit
 def rotary_kv_write_kernel(
     p_qkv,
     p_cos,
@@ -41,6 +57,9 @@ def rotary_kv_write_kernel(
     p_values,
     p_key_scales,
     p_value_scales,
+    p_query_norm,
+    p_key_norm,
+    epsilon,
     stride_qkv_row,
     stride_qkv_head,
     stride_table_row,
@@ -56,6 +75,7 @@ def rotary_kv_write_kernel(
     BLOCK_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     IS_INT8: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):
     """Program (row, block of heads). The blocks of query heads come first, then those of key heads with their values.
 
@@ -75,8 +95,7 @@ def rotary_kv_write_kernel(
         o_head = i_block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         m_head = (o_head < NUM_HEADS)[:, None] & m_half[None, :]
         p_q = p_row + o_head[:, None] * stride_qkv_head
-        b_first = tl.load(p_q, mask=m_head, other=0.0).to(tl.float32)
-        b_second = tl.load(p_q + HALF, mask=m_head, other=0.0).to(tl.float32)
+        b_first, b_second = load_heads(p_q, p_query_norm, epsilon, HALF, HAS_NORM, o_half, m_half, m_head)
         tl.store(p_q, (b_first * b_cos - b_second * b_sin).to(p_qkv.dtype.element_ty), mask=m_head)
         tl.store(p_q + HALF, (b_second * b_cos + b_first * b_sin).to(p_qkv.dtype.element_ty), mask=m_head)
     else:
@@ -87,8 +106,7 @@ def rotary_kv_write_kernel(
         p_v = p_k + NUM_KV_HEADS * stride_qkv_head
         o_kv = (kv_slot // PAGE) * stride_page + (kv_slot % PAGE) * stride_token
         o_page = o_kv + o_head.to(tl.int64)[:, None] * stride_kv_head + o_half[None, :]
-        b_first = tl.load(p_k, mask=m_head, other=0.0).to(tl.float32)
-        b_second = tl.load(p_k + HALF, mask=m_head, other=0.0).to(tl.float32)
+        b_first, b_second = load_heads(p_k, p_key_norm, epsilon, HALF, HAS_NORM, o_half, m_half, m_head)
         b_first_key = b_first * b_cos - b_second * b_sin
         b_second_key = b_second * b_cos + b_first * b_sin
         b_first_value = tl.load(p_v, mask=m_head, other=0.0)
@@ -117,6 +135,7 @@ def rotary_kv_write(
     keys: torch.Tensor,
     values: torch.Tensor,
     scales: KvScales | None = None,
+    norms: HeadNorms | None = None,
 ) -> None:
     """Shapes and meaning as `reference.rotary_kv_write`, with `scales` as
     `reference_quantized.rotary_kv_write`. Tables are fp32, `positions` int32, `slot_mapping` int32 or int64.
@@ -138,6 +157,10 @@ def rotary_kv_write(
             f"query_key_value has {query_key_value.shape[1]} heads of {head_dim}, expected more than "
             f"2 x {num_kv_heads} heads of an even size"
         )
+    if norms is not None:
+        for name, weight in (("norms.queries", norms.queries), ("norms.keys", norms.keys)):
+            check_shape(name, weight, (head_dim,))
+            check_rows(name, weight)
     for name, table in (("cos", cos), ("sin", sin)):
         check_shape(name, table, (cos.shape[0], head_dim // 2))
         check_dtype(name, table, torch.float32)
@@ -160,6 +183,9 @@ def rotary_kv_write(
         values,
         found.keys,
         found.values,
+        cos if norms is None else norms.queries,
+        cos if norms is None else norms.keys,
+        0.0 if norms is None else norms.epsilon,
         *query_key_value.stride()[:2],
         cos.stride(0),
         *keys.stride()[:3],
@@ -171,5 +197,6 @@ def rotary_kv_write(
         BLOCK_HEADS=_BLOCK_HEADS,
         PAGE=PAGE_TOKENS,
         IS_INT8=scales is not None,
+        HAS_NORM=norms is not None,
         num_warps=1,
     )
