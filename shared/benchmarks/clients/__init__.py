@@ -1,0 +1,1 @@
+"""Other people's clients against a running stack: what each of them makes of Weir's answers and refusals."""
