@@ -155,10 +155,13 @@ class Stack:
         ]
 
     def is_idle(self) -> bool:
-        """Whether all are ready, one scheduler leads, nobody holds a request or a page, and every book is in order."""
+        """Whether all are ready, a scheduler leads and knows every worker, nobody holds a request or a page, and every
+        book is in order."""
         entries = [entry for entry in self.status()["processes"] if entry["role"] != "nats"]
+        num_workers = sum(entry["role"] in ("prefill", "decode") for entry in entries)
+        leaders = [entry["metrics"] for entry in entries if entry["metrics"].get("is_leader")]
         return (
-            any(entry["metrics"].get("is_leader") for entry in entries)
+            any(metrics["workers"] >= num_workers for metrics in leaders)
             and all(entry["state"] == "ready" and not entry["integrity_errors"] for entry in entries)
             and all(_holds_nothing(entry["role"], entry["metrics"]) for entry in entries)
         )
