@@ -1,6 +1,7 @@
 """Tokens become text: whole characters, cut at stop strings, and one delta for a client that is behind."""
 
 import itertools
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -170,3 +171,27 @@ def test_deltas_joined_are_the_delta_of_a_client_that_took_all_at_once(token_ids
         if taken[index] or finish == LENGTH:
             deltas.append(take(parts))
     assert joined(deltas) == take(whole)
+
+
+class CountedDetokenizer(ByteDetokenizer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushed: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        self.pushed.append(len(token_ids))
+        return super().push(token_ids)
+
+
+def test_tokens_that_gather_become_text_at_once_and_one_by_one_where_a_stop_string_may_end_them() -> None:
+    for stops, pushed in (([], [3, 2]), (["z"], [1, 1, 1, 1, 1])):
+        detokenizer = CountedDetokenizer()
+        output = Output(TokenOrder(Attempt(1), 1000), detokenizer, StopMatcher(stops))
+        for index, token_id in enumerate(b"abc"):
+            push(output, update(REQUEST_ID, index, [token_id]))
+        assert take(output).text == "abc"
+        push(output, update(REQUEST_ID, 3, [*b"d"]))
+        push(output, update(REQUEST_ID, 4, [*b"e"], finish=LENGTH))
+        last = take(output)
+        assert (last.first_index, last.text, last.finish_reason) == (3, "de", FinishReason.LENGTH)
+        assert detokenizer.pushed == pushed

@@ -77,7 +77,11 @@ class Port:
             yield request.data[:9]
 
     async def written_stream(self, request: Text, context: Any) -> None:
-        await context.write(request.data[:9])
+        data = request.data
+        del request
+        await context.write(data[:9])
+        if data == b"wait":
+            await self.wait()
 
     def handlers(self, service_name: str) -> grpc.GenericRpcHandler:
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -237,9 +241,10 @@ async def test_a_caller_who_sends_no_message_does_not_keep_his_room(kind: str) -
         await until(lambda: port.bodies.num_bytes == 0)
 
 
-async def test_a_request_is_not_kept_while_its_answer_goes_on() -> None:
+@pytest.mark.parametrize("kind", ["unary_stream", "written_stream"])
+async def test_a_request_is_not_kept_while_its_answer_goes_on(kind: str) -> None:
     async with open_port() as port, asyncio.TaskGroup() as tasks:
-        tasks.create_task(port.call(b"wait", "unary_stream"))
+        tasks.create_task(port.call(b"wait", kind))
         await until(lambda: port.num_waiting == 1)
         gc.collect()
         assert [ref() for ref in port.held] == [None]
