@@ -22,12 +22,17 @@ from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
 from weir_gateway.audit import AuditSettings, AuditWriter
+from weir_gateway.batches.jobs import BatchJobs, BatchSettings
+from weir_gateway.batches.lines import LineBounds
+from weir_gateway.batches.runner import RunnerSettings
+from weir_gateway.batches.store import BatchBounds
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
 from weir_gateway.driving.driver import Driver, DriverSettings
 from weir_gateway.driving.request_span import RequestSpans
 from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
 from weir_gateway.entry.entry import Entry
+from weir_gateway.frontends.batches.answerer import LineAnswerer
 from weir_gateway.frontends.console.api import ConsoleApi
 from weir_gateway.frontends.console.feed import StackFeed
 from weir_gateway.frontends.event_stream import StreamSettings
@@ -71,6 +76,7 @@ class GatewaySettings:
     keeps_responses: bool = True
     max_console_watchers: int = 16
     has_vllm_metrics: bool = True
+    batches: BatchSettings = field(default_factory=BatchSettings)
     audit: AuditSettings | None = None
     """None: no life events are kept."""
 
@@ -113,6 +119,17 @@ class GatewaySettings:
             keeps_responses=config.keeps_responses,
             max_console_watchers=config.max_console_watchers,
             has_vllm_metrics=config.vllm_metrics,
+            batches=BatchSettings(
+                url=config.batch_url,
+                max_file_bytes=config.batch_file_mb << 20,
+                max_tenant_bytes=config.batch_tenant_mb << 20,
+                bounds=BatchBounds(
+                    LineBounds(max_lines=config.batch_max_lines),
+                    max_open=config.batch_max_open,
+                    keeps_s=config.batch_keep_days * 86_400,
+                ),
+                runner=RunnerSettings(max_at_once=config.batch_at_once, lease_s=config.batch_lease_s),
+            ),
             audit=(
                 AuditSettings(AuditBounds(config.audit_mb << 20, config.audit_hours * 3600)) if config.audit else None
             ),
@@ -191,8 +208,16 @@ class Gateway:
         )
         self.processor.audit = self._audit
         self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
+        self._jobs = BatchJobs.try_make(process.gateway_id, settings.batches)
+        self._answerer = LineAnswerer(self.processor, self._keys, access.caller_of, settings.http.unknown_fields)
         self._frontend = HttpFrontend(
-            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._port.quotas
+            self.processor,
+            settings.http,
+            lambda: self._is_ready,
+            process.bodies,
+            self._responses,
+            self._jobs,
+            self._port.quotas,
         )
         self._neighbours = NeighbourWatch(bus, self._subjects, clock)
         vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, directory)
@@ -225,6 +250,8 @@ class Gateway:
             wait_s = self._settings.access_wait_s
             logger.warning("no rules of access after %g s: nobody is let in until they come", wait_s)
         self._is_ready = True
+        if self._jobs is not None:
+            self._jobs.start(self._answerer)
         await self._http.start()
 
     def follow_models(self, follow: Callable[[ModelDirectory], Coroutine[Any, Any, None]]) -> None:
@@ -234,12 +261,16 @@ class Gateway:
     async def drain(self, deadline_s: float) -> None:
         """Takes no new request, and waits for those that run."""
         self._is_ready = False
+        if self._jobs is not None:
+            await self._jobs.runner.drain()
         self._keys.drain()
         await self._driver.drain(deadline_s)
 
     async def stop(self) -> None:
         """Ends what still runs, here and at scheduler and workers, and closes."""
         self._is_ready = False
+        if self._jobs is not None:
+            await self._jobs.stop()
         await self._driver.stop()
         await self._keys.stop()
         await end_tasks(self._tasks)
@@ -277,6 +308,7 @@ class Gateway:
             **self._keys.metrics(),
             **self._key_store.metrics(),
             **(self._responses.metrics() if self._responses is not None else {}),
+            **(self._jobs.runner.metrics() if self._jobs is not None else {}),
             **(self._audit.metrics() if self._audit is not None else {}),
             **self._http.metrics(),
             **open_requests(self.processor.models, self._open_models()),
