@@ -15,6 +15,7 @@ _MIN_MESSAGE_BYTES = 1 << 16
 _MAX_ADOPTER_WAIT_S = 30  # what it looks at most where no other worker can go on
 _MAX_CLAIM_WAIT_S = 3600
 _MAX_KEEP_ALIVE_S = 3600
+_BATCH_SCHEMES = ("sqlite", "postgresql", "postgres")
 _MAX_BATCH_LINES = 1_000_000
 _MAX_BATCH_FILE_MB = 1024
 _MAX_KEEP_DAYS = 365
@@ -144,13 +145,7 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "max_recent_mb", 0, _MAX_LOG_MB)
         check_range(self, "max_console_watchers", 0, _MAX_REQUESTS)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
-        check_range(self, "batch_at_once", 1, _MAX_REQUESTS)
-        check_range(self, "batch_lease_s", 1, _MAX_CLAIM_WAIT_S)
-        check_range(self, "batch_max_lines", 1, _MAX_BATCH_LINES)
-        check_range(self, "batch_max_open", 1, _MAX_REQUESTS)
-        check_range(self, "batch_file_mb", 1, _MAX_BATCH_FILE_MB)
-        check_range(self, "batch_tenant_mb", 1, _MAX_LOG_MB)
-        check_range(self, "batch_keep_days", 1, _MAX_KEEP_DAYS)
+        self._check_batches()
         check_range(self, "audit_mb", 1, _MAX_LOG_MB)
         if not _MIN_AUDIT_HOURS <= self.audit_hours <= _MAX_AUDIT_HOURS:
             raise ValueError(f"audit_hours {self.audit_hours}: must be in [{_MIN_AUDIT_HOURS}, {_MAX_AUDIT_HOURS}]")
@@ -168,6 +163,19 @@ class GatewayConfig(ServiceConfig):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} {value}: must be a positive number of seconds")
+
+    def _check_batches(self) -> None:
+        scheme, mark, _ = self.batch_store.partition("://")
+        if self.batch_store not in ("", "off") and not (mark and scheme in _BATCH_SCHEMES):
+            # without its text, which may have a password
+            raise ValueError("batch_store: must be sqlite:///PATH, postgresql://USER@HOST/DATABASE, off, or empty")
+        check_range(self, "batch_at_once", 1, _MAX_REQUESTS)
+        check_range(self, "batch_lease_s", 1, _MAX_CLAIM_WAIT_S)
+        check_range(self, "batch_max_lines", 1, _MAX_BATCH_LINES)
+        check_range(self, "batch_max_open", 1, _MAX_REQUESTS)
+        check_range(self, "batch_file_mb", 1, _MAX_BATCH_FILE_MB)
+        check_range(self, "batch_tenant_mb", 1, _MAX_LOG_MB)
+        check_range(self, "batch_keep_days", 1, _MAX_KEEP_DAYS)
 
     @property
     def batch_url(self) -> str:

@@ -1,91 +1,46 @@
-"""A batch outlives all that answers it: everything is killed in its middle, twice, and every line is answered once.
+"""A batch outlives what answers it. `python -m tests.chaos.batches --lines 2000` does it at length."""
 
-WEIR_BATCH_LINES: how many (`shared/docs/results/batch.md` has 2,000)."""
-
-import json
-import os
-import signal
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
+from tests.chaos.batches import BatchJob, num_answered, run, wait_answered
 
 from weir.testing.stack import Stack, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
-NUM_LINES = int(os.environ.get("WEIR_BATCH_LINES", "240"))
-WAIT_S = 600
+LEASE_S = "2"
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    flags = ("--gateways", "2")
-    with Stack(tmp_path, flags=flags, environ={"WEIR_BATCH_LEASE_S": "3"}) as stack:
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder, environ = tmp_path_factory.mktemp("stack"), {"WEIR_BATCH_LEASE_S": LEASE_S, "WEIR_BATCH_AT_ONCE": "8"}
+    with Stack(folder, flags=("--gateways", "2"), environ=environ) as stack:
         yield stack
 
 
-def write_input(path: Path) -> None:
-    """As `vllm run-batch` reads it."""
-    with path.open("w") as lines:
-        for index in range(NUM_LINES):
-            body = {
-                "model": "smollm2-135m",
-                "messages": [{"role": "user", "content": f"Say {index}."}],
-                "max_completion_tokens": 4,
-                "temperature": 0,
-            }
-            entry = {"custom_id": f"request-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-            lines.write(json.dumps(entry) + "\n")
-
-
-def counts_of(stack: Stack, batch_id: str) -> Counter[str]:
-    """Empty while no gateway answers."""
-    try:
-        return Counter(httpx.get(f"{stack.http_url}/v1/batches/{batch_id}", timeout=30).json()["request_counts"])
-    except (httpx.HTTPError, KeyError):
-        return Counter()
-
-
-def is_done(counts: Counter[str], num_lines: int) -> bool:
-    assert not counts["failed"], "a line without fault has failed"
-    return counts["completed"] >= num_lines
-
-
-def kill_everything(stack: Stack) -> None:
-    """The supervisor first, which would start the others again."""
-    report = stack.status()
-    pids = [report["supervisor_pid"], *(process["pid"] for process in report["processes"])]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+def test_two_gateways_share_a_batch_and_one_is_killed(stack: Stack, tmp_path: Path) -> None:
+    job = BatchJob(tmp_path, num_lines=120)
+    victim, survivor = stack.processes("gateway")
+    _, survivor_url = stack.http_urls()
+    batch_id = job.submit(stack)
+    wait_answered(survivor_url, batch_id, 30)
+    had = {one.name: stack.metrics(one)["batch_lines_answered_total"] for one in (victim, survivor)}
+    stack.kill(victim)
+    assert num_answered(survivor_url, batch_id) < job.num_lines, "it is killed in the middle"
+    assert min(had.values()) > 0, "both have answered lines"
+    wait_answered(survivor_url, batch_id, job.num_lines)
+    assert stack.metrics(survivor)["batch_lines_answered_total"] > had[survivor.name]
+    wait_until(lambda: stack.has_restarted(victim), timeout_s=90, what="it is back")
+    assert job.problems(job.fetch(stack, batch_id)) == []
 
 
 def test_every_line_is_answered_once_though_everything_is_killed_twice(stack: Stack, tmp_path: Path) -> None:
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    write_input(source)
-    submitted = stack.weir("batch", "submit", str(source), "--url", stack.http_url)
-    assert submitted.returncode == 0, submitted.stderr
-    batch_id = submitted.stdout.strip()
-    for third in (1, 2):
-        wait_until(
-            lambda: is_done(counts_of(stack, batch_id), NUM_LINES * third // 3),  # noqa: B023 - called at once
-            timeout_s=WAIT_S,
-            what=f"{third} thirds of the lines are answered",
-        )
-        before = counts_of(stack, batch_id)
-        assert 0 < before["completed"] < NUM_LINES, "it is killed in the middle"
-        kill_everything(stack)
-        print("killed after", dict(before))  # noqa: T201 - for the results' page
-        stack.start()
-    fetched = stack.weir(
-        "batch", "fetch", batch_id, "--wait", "--output", str(output), "--url", stack.http_url, timeout_s=WAIT_S
-    )
-    assert fetched.returncode == 0, fetched.stderr
-    answers: list[dict[str, Any]] = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [answer["custom_id"] for answer in answers] == [f"request-{index}" for index in range(NUM_LINES)]
-    assert {answer["response"]["status_code"] for answer in answers} == {200}
-    assert all(answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers)
-    print(fetched.stderr)  # noqa: T201
+    assert run(stack, BatchJob(tmp_path, num_lines=180), num_kills=2) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_so_it_is_with_many_lines_and_kills(stack: Stack, tmp_path: Path) -> None:
+    assert run(stack, BatchJob(tmp_path, num_lines=2000), num_kills=5) == []

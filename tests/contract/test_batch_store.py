@@ -1,5 +1,7 @@
-"""What every database of batches does: SQLite here, PostgreSQL where WEIR_TEST_POSTGRES names a server."""
+"""What every database of batches does: SQLite, and PostgreSQL where there is one to be started, or WEIR_TEST_POSTGRES
+names a server."""
 
+import contextlib
 import json
 import os
 import random
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contract.postgres_server import running
 
 from weir.core.errors import AlreadyExists, InvalidRequest, NotFound, QuotaExceeded
 from weir_gateway.batches.database import Database
@@ -63,14 +66,19 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    named = os.environ.get("WEIR_TEST_POSTGRES", "")
+    with contextlib.nullcontext(named) if named else running() as url:
+        yield url
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Open]:
     """Several stores of one database."""
     url = f"sqlite:///{tmp_path}/batches.sqlite"
     if request.param == "postgresql":
-        url = os.environ.get("WEIR_TEST_POSTGRES", "")
-        if not url:
-            pytest.skip("WEIR_TEST_POSTGRES names no server")
+        url = request.getfixturevalue("postgres_url")
     opened: list[Store] = []
 
     def open_one() -> Store:
@@ -99,7 +107,7 @@ def test_every_line_is_claimed_by_one_gateway_and_its_results_are_in_the_lines_o
     batch = stores[0].submit(*(request(f"r{index}") for index in range(40)))
 
     def work(name: str, store: Store) -> list[int]:
-        seen = []
+        seen: list[int] = []
         while claimed := store.batches.claim(name, 3, 10):
             random.Random(len(seen)).shuffle(claimed)
             assert all(store.finish(line) for line in claimed)

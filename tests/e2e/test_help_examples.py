@@ -59,9 +59,11 @@ ON_STACK: Mapping[str, str] = {
     "weir trace --slowest --json": "",
     "weir batch submit batch.jsonl": "",
     "weir batch submit batch.jsonl --completion-window 2h --json": "",
-    "weir batch cancel $(weir batch submit batch.jsonl)": "",
-    "weir batch status $(weir batch submit batch.jsonl) --wait": "",
-    "weir batch fetch $(weir batch submit batch.jsonl) --wait --output batch_answers.jsonl": "",
+    "weir batch list": "",
+    "weir batch list --limit 100 --json": "",
+    "weir batch cancel batch_8f3a": "",
+    "weir batch status batch_8f3a --wait": "",
+    "weir batch fetch batch_8f3a --wait --output batch_answers.jsonl": "",
     "weir chat": "",
     'weir chat --system "Answer in one sentence." --temperature 0': "",
     "weir bench prefix --num-chats 50": "--num-chats 1 --answer-tokens 4 --num-sharing 2 --shared-tokens 32",
@@ -203,6 +205,7 @@ def test_an_example_that_asks_a_stack(shell: Shell, pairs: Stack, example: str, 
     asking = Shell(shell.folder, {**shell.environ, **where})
     http = f"--base-url {pairs.http_url}"
     line = example.replace("weir-50052", pairs.instance)
+    line = line.replace("batch_8f3a", "$(weir batch submit batch.jsonl)")
     line = line.replace("http://10.0.0.1:8000", pairs.http_url)
     line = line.replace("http://10.0.0.2:8000", f"grpc://{pairs.grpc_address}")
     command, redirection, target = f"{line} ".partition(" > ")

@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from weir.core.errors import Unavailable
+from weir.runtime.config import ConfigError
 from weir_gateway.batches.schema import metadata
 
 _NUM_THREADS = 4
@@ -25,7 +26,7 @@ class Database:
     """Makes its tables where they are not there. SQLite's file is shared by the gateways of one host."""
 
     def __init__(self, url: str) -> None:
-        """Raises ValueError for a URL of another database, or one whose driver is not installed."""
+        """Raises ConfigError for a URL of another database, or one whose driver is not installed."""
         self._url = url
         self.is_sqlite = url.startswith("sqlite:")
         options: dict[str, Any] = {"connect_args": {"connect_timeout": _BUSY_TIMEOUT_S}, "pool_pre_ping": True}
@@ -33,10 +34,11 @@ class Database:
             options = {"connect_args": {"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False}}
         try:
             self._engine = create_engine(_with_driver(url), pool_size=_NUM_THREADS, max_overflow=0, **options)
-        except (ArgumentError, NoSuchModuleError) as error:
-            raise ValueError(f"batch_store: {error}; give postgresql://… or sqlite:///PATH") from error
-        except ModuleNotFoundError as error:
-            raise ValueError(f"batch_store needs {error.name}: pip install 'weir-llm[postgres]'") from error
+        except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+            reason = type(error).__name__  # its text may have the password
+            raise ConfigError(
+                f"batch_store: {reason}: must be sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+            ) from None
         if self.is_sqlite:
             event.listen(self._engine, "connect", _set_up_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
@@ -46,7 +48,11 @@ class Database:
         """Blocks. Raises Unavailable."""
         database = self._engine.url.database
         if self.is_sqlite and database:
-            Path(database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                Path(database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                message = f"batch_store: no folder for {database} ({error.strerror or error}); name another place"
+                raise Unavailable(message, retry_after_s=_RETRY_AFTER_S) from error
         with self.begin() as connection:
             if not self.is_sqlite:  # gateways that start together would make the same tables
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_ID})"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from weir.core.errors import NotFound
 from weir_gateway.batches.database import Database
 from weir_gateway.batches.files import FileStore
-from weir_gateway.batches.runner import Answerer, BatchRunner, RunnerSettings
+from weir_gateway.batches.runner import Answerer, BatchRunner, RunnerSettings, Stores
 from weir_gateway.batches.store import BatchBounds, BatchStore
 
 
@@ -24,22 +24,19 @@ class BatchSettings:
 class BatchJobs:
     """One a gateway."""
 
-    def __init__(self, gateway_id: str, settings: BatchSettings) -> None:
-        """Raises ValueError for a database that there is not."""
+    def __init__(self, gateway_id: str, settings: BatchSettings, answerer: Answerer) -> None:
+        """Raises ConfigError for a database that there is not."""
         self.settings = settings
         self.database = Database(settings.url)
         self.files = FileStore(self.database, settings.max_tenant_bytes, time.time)
         self.batches = BatchStore(self.database, settings.bounds, time.time)
-        self.runner = BatchRunner(gateway_id, self.database, self.batches, self.files, settings.runner)
+        stores = Stores(self.database, self.batches, self.files)
+        self.runner = BatchRunner(gateway_id, stores, answerer, settings.runner)
 
     @classmethod
-    def try_make(cls, gateway_id: str, settings: BatchSettings) -> "BatchJobs | None":
+    def try_make(cls, gateway_id: str, settings: BatchSettings, answerer: Answerer) -> "BatchJobs | None":
         """None: they are switched off."""
-        return cls(gateway_id, settings) if settings.url else None
-
-    def start(self, answerer: Answerer) -> None:
-        """The database may come later."""
-        self.runner.start(answerer)
+        return cls(gateway_id, settings, answerer) if settings.url else None
 
     async def stop(self) -> None:
         """Blocks for what the database does now."""

@@ -43,24 +43,33 @@ class RunnerSettings:
     max_wait_s: float = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Both are called by the database's threads."""
+
+    database: Database
+    batches: BatchStore
+    files: FileStore
+
+
 class BatchRunner:
     """Takes lines from `start` to `drain`; what runs at `stop` is given back to the store."""
 
-    def __init__(
-        self, owner: str, database: Database, batches: BatchStore, files: FileStore, settings: RunnerSettings
-    ) -> None:
+    def __init__(self, owner: str, stores: Stores, answerer: Answerer, settings: RunnerSettings) -> None:
         self._owner = owner
-        self._database = database
-        self._batches = batches
-        self._files = files
+        self._stores = stores
+        self._batches = stores.batches
+        self._answerer = answerer
         self._settings = settings
         self._running: dict[asyncio.Task[None], ClaimedLine] = {}
         self._wakes = asyncio.Event()
+        self._has_tables = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._counts: Counter[str] = Counter()
 
-    def start(self, answerer: Answerer) -> None:
-        turns = (self._take(answerer), self._renew(answerer), self._end(), self._drop_old())
+    def start(self) -> None:
+        """The database may come later."""
+        turns = (self._take(), self._renew(), self._end(), self._drop_old())
         self._tasks = [asyncio.create_task(turn, name="batches") for turn in turns]
 
     def wake(self) -> None:
@@ -82,7 +91,7 @@ class BatchRunner:
         counts = {f"batch_{name}_total": float(self._counts[name]) for name in _COUNTS}
         return counts | {"batch_lines_running": float(len(self._running))}
 
-    async def _take(self, answerer: Answerer) -> None:
+    async def _take(self) -> None:
         settings = self._settings
         await self._until_created()
         while True:
@@ -90,7 +99,7 @@ class BatchRunner:
             room = settings.max_at_once - len(self._running)
             claimed = await self._try_store(self._batches.claim, self._owner, room, settings.lease_s) if room else []
             for line in claimed or ():
-                task = asyncio.create_task(self._answer(answerer, line), name=f"line {line.number} of {line.batch_id}")
+                task = asyncio.create_task(self._answer(line), name=f"line {line.number} of {line.batch_id}")
                 self._running[task] = line
                 task.add_done_callback(self._on_done)
             await self._wait(settings.poll_s)
@@ -98,9 +107,10 @@ class BatchRunner:
     async def _until_created(self) -> None:
         while await self._try_store(self._create) is None:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(self._settings.poll_s)
+        self._has_tables.set()
 
     def _create(self) -> bool:
-        self._database.create()
+        self._stores.database.create()
         return True
 
     async def _wait(self, seconds: float) -> None:
@@ -114,30 +124,28 @@ class BatchRunner:
         del self._running[task]
         self._wakes.set()
 
-    async def _answer(self, answerer: Answerer, line: ClaimedLine) -> None:
+    async def _answer(self, line: ClaimedLine) -> None:
         if line.num_tries > self._settings.max_tries:  # it fells whoever tries it
             error = InternalError(f"given up after {self._settings.max_tries} tries that gateways ended amid")
-            await self._finish(line, answerer.failed(line, error))
+            await self._finish(line, self._answerer.failed(line, error))
             return
         try:
-            result = await answerer.answer(line)
+            result = await self._answerer.answer(line)
         except WeirError as error:
-            await self._retry(answerer, line, error)
+            await self._retry(line, error)
             return
         except Exception as error:  # the boundary of one line
             logger.exception("line %d of %s failed", line.number, line.batch_id)
-            await self._retry(
-                answerer, line, InternalError(f"internal error: {type(error).__name__}; see the gateway's log")
-            )
+            await self._retry(line, InternalError(f"internal error: {type(error).__name__}; see the gateway's log"))
             return
         await self._finish(line, result)
-        answerer.drop(line)
+        self._answerer.drop(line)
 
-    async def _retry(self, answerer: Answerer, line: ClaimedLine, error: WeirError) -> None:
+    async def _retry(self, line: ClaimedLine, error: WeirError) -> None:
         # Nobody has room, or is there: that says nothing of the line, and the batch's window is the end to it.
         counts = not isinstance(error, Overloaded | Unavailable)
         if counts and line.num_tries >= self._settings.max_tries:
-            await self._finish(line, answerer.failed(line, error))
+            await self._finish(line, self._answerer.failed(line, error))
             return
         self._counts["lines_retried"] += 1
         wait_s = min(error.retry_after_s or 1.0, self._settings.max_wait_s)
@@ -151,7 +159,7 @@ class BatchRunner:
         name = ("lines_failed" if result.is_error else "lines_answered") if is_written else "lines_lost"
         self._counts[name] += 1
 
-    async def _renew(self, answerer: Answerer) -> None:
+    async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._settings.lease_s / _NUM_RENEWALS)
             held = dict(self._running)
@@ -165,9 +173,10 @@ class BatchRunner:
                 if line not in kept and not task.done():
                     await end_tasks([task])
                     await self._try_store(self._batches.release, line, 0.0, False)
-                    answerer.drop(line)
+                    self._answerer.drop(line)
 
     async def _end(self) -> None:
+        await self._has_tables.wait()
         while True:
             await asyncio.sleep(self._settings.poll_s)
             for record in await self._try_store(self._batches.end_due) or ():
@@ -175,17 +184,20 @@ class BatchRunner:
                 logger.info("%s is %s: %d lines", record.batch_id, record.status.value, record.num_lines)
 
     async def _drop_old(self) -> None:
+        await self._has_tables.wait()
         while True:
             await asyncio.sleep(_DROP_INTERVAL_S)
             await self._try_store(self._batches.drop_old)
-            await self._try_store(self._files.drop_expired)
+            await self._try_store(self._stores.files.drop_expired)
 
     async def _try_store(self, work: Any, *arguments: Any) -> Any:
         """None: the store is away."""
         try:
-            return await self._database.run(work, *arguments)
+            return await self._stores.database.run(work, *arguments)
         except WeirError as error:
             if not self._counts["store_failures"]:
                 logger.warning("batches: %s", error.message)
-            self._counts["store_failures"] += 1
-            return None
+        except Exception:  # the boundary of one call: batches go on
+            logger.exception("a call of the batches' store failed")
+        self._counts["store_failures"] += 1
+        return None

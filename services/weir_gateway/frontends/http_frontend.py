@@ -27,9 +27,9 @@ from weir_gateway.frontends.batches.handlers import BatchesApi
 from weir_gateway.frontends.console.api import ConsoleApi
 from weir_gateway.frontends.console.files import console_files
 from weir_gateway.frontends.correlation import correlation_of, mark
-from weir_gateway.frontends.error_forms import MESSAGES_PATH, error_form_of
+from weir_gateway.frontends.error_forms import error_form_of
 from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
-from weir_gateway.frontends.http_app import Endpoint, HttpApp
+from weir_gateway.frontends.http_app import CallerHandler, CallerRoute, Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
@@ -63,8 +63,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_SHOWN_CHARS = 200
 
-_Handler = Callable[[Request, Caller], Awaitable[Response]]
-
 
 class HttpFrontend:
     """Routes, and translates; `is_ready` decides what /health answers. `bodies` bounds those that are being read."""
@@ -92,30 +90,11 @@ class HttpFrontend:
         self.num_internal_errors = 0
 
     def make_app(self, metrics: MetricsPage | None = None, console: ConsoleApi | None = None) -> HttpApp:
-        tools, responses, messages, batches = self._tools, self._responses, self._messages, self._batches
-        for_callers: tuple[tuple[str, str, _Handler], ...] = (
+        apis = (self._responses, self._messages, self._batches, self._tools)
+        for_callers: tuple[CallerRoute, ...] = (
             ("POST", "/v1/chat/completions", self._chat),
             ("POST", "/v1/completions", self._completions),
-            ("POST", "/v1/responses", responses.create),
-            ("GET", "/v1/responses/{response_id}", responses.retrieve),
-            ("DELETE", "/v1/responses/{response_id}", responses.delete),
-            ("POST", MESSAGES_PATH, messages.create),
-            ("POST", f"{MESSAGES_PATH}/count_tokens", messages.count_tokens),
-            ("POST", "/v1/files", batches.upload),
-            ("GET", "/v1/files", batches.files),
-            ("GET", "/v1/files/{file_id}", batches.file),
-            ("GET", "/v1/files/{file_id}/content", batches.content),
-            ("DELETE", "/v1/files/{file_id}", batches.delete_file),
-            ("POST", "/v1/batches", batches.create),
-            ("GET", "/v1/batches", batches.batches),
-            ("GET", "/v1/batches/{batch_id}", batches.batch),
-            ("POST", "/v1/batches/{batch_id}/cancel", batches.cancel),
-            ("GET", "/v1/models", tools.models),
-            ("GET", "/v1/models/{model:path}", tools.model),
-            ("POST", "/tokenize", tools.tokenize),
-            ("POST", "/detokenize", tools.detokenize),
-            ("GET", "/version", tools.version),
-            ("GET", "/load", tools.load),
+            *(route for api in apis for route in api.routes()),
         )
         routes = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in for_callers]
         recent = RecentRequestsApi(self._processor.spans.recent)
@@ -138,7 +117,7 @@ class HttpFrontend:
             routes.append(Route("/metrics", self._guarded(partial(_metrics, metrics)), methods=["GET"]))
         return HttpApp(routes, _on_http_exception)
 
-    def _guarded(self, handler: _Handler) -> Endpoint:
+    def _guarded(self, handler: CallerHandler) -> Endpoint:
         """For callers that are known; nothing is done, and no body read, for one that is not."""
 
         def admit(request: Request) -> Callable[[], Awaitable[Response]]:

@@ -66,11 +66,33 @@ def status(
     """Show how far a batch is.
 
     \b
-    weir batch status $(weir batch submit batch.jsonl) --wait
+    weir batch status batch_8f3a --wait
     """
     with _client(url, api_key) as client:
         batch = _waited(client, batch_id) if waits else _batch(client, batch_id)
     stdout.out(json.dumps(batch) if as_json else _line_of(batch), highlight=False)
+
+
+@app.command("list")
+def list_batches(
+    limit: Annotated[int, typer.Option(min=1, max=100, help="So many at most, the newest first.")] = 20,
+    url: Url = _DEFAULT_URL,
+    api_key: options.ApiKey = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Show the batches that there are, and how far each is.
+
+    \b
+    weir batch list
+    weir batch list --limit 100 --json
+    """
+    with _client(url, api_key) as client:
+        batches = _asked(client, "GET", "/v1/batches", params={"limit": limit})["data"]
+    if as_json:
+        stdout.out(json.dumps(batches), highlight=False)
+        return
+    for batch in batches:
+        stdout.out(_line_of(batch), highlight=False)
 
 
 @app.command()
@@ -80,7 +102,7 @@ def cancel(
     """End a batch; what is answered can be fetched.
 
     \b
-    weir batch cancel $(weir batch submit batch.jsonl)
+    weir batch cancel batch_8f3a
     """
     with _client(url, api_key) as client:
         batch = _asked(client, "POST", f"/v1/batches/{batch_id}/cancel")
@@ -99,7 +121,7 @@ def fetch(
     """Write the answers of a batch that has ended, and its errors if there are any. Exit code 1: some lines failed.
 
     \b
-    weir batch fetch $(weir batch submit batch.jsonl) --wait --output batch_answers.jsonl
+    weir batch fetch batch_8f3a --wait --output batch_answers.jsonl
     """
     output_path = output_path or Path(f"{batch_id}.jsonl")
     errors_path = errors_path or output_path.with_suffix(".errors.jsonl")

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -18,9 +18,10 @@ from weir.bus.messages import RefusalReason, SubmitReply
 from weir.core.credentials import key_digest
 from weir_gateway.batches.jobs import BatchSettings
 from weir_gateway.batches.runner import RunnerSettings
-from weir_gateway.gateway import GatewaySettings
+from weir_gateway.settings import GatewaySettings
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 ENDED = {"completed", "failed", "expired", "cancelled"}
 
 
@@ -46,7 +47,7 @@ def client_of(world: World, key: str = "none") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{world.http_url}/v1", api_key=key, max_retries=0)
 
 
-def chat(custom_id: str, **fields: object) -> dict[str, object]:
+def chat(custom_id: str, **fields: object) -> dict[str, Any]:
     """A line as `vllm run-batch` reads it too."""
     body = {"model": "bytes", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5, **fields}
     return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
@@ -82,7 +83,7 @@ async def test_a_batch_of_chats_is_answered_in_the_lane_for_batches(world: World
     assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (20, 20, 0)
     lines = await lines_of(client, done.output_file_id)
     assert [line["custom_id"] for line in lines] == [f"r{index}" for index in range(20)]
-    whole = await client.chat.completions.create(**chat("x")["body"])  # type: ignore[call-overload]
+    whole = await client.chat.completions.create(**chat("x")["body"])
     for line in lines:
         assert (line["error"], line["response"]["status_code"]) == (None, 200)
         body = line["response"]["body"]
