@@ -145,6 +145,24 @@ def test_a_line_whose_lease_ended_is_claimed_again_and_the_first_answer_comes_to
     assert dead.batches.end_due() == []
 
 
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_lease_that_lapsed_is_no_try_where_its_gateway_lives_to_say_so(
+    open_store: Open, clock: Clock, finishes: bool
+) -> None:
+    slow, other = open_store(), open_store()
+    slow.submit(request("r"))
+    for _ in range(20):
+        [mine] = slow.batches.claim("g0", 9, 10)
+        clock.now_s += 11
+        [taken] = other.batches.claim("g1", 9, 10)
+        assert (mine.num_tries, taken.num_tries) == (1, 2)
+        if finishes:
+            assert not slow.finish(mine, "late")
+        else:
+            slow.batches.release(mine, 0, False)
+        other.batches.release(taken, 0, False)
+
+
 def test_a_lease_that_is_renewed_does_not_end(store: Store, clock: Clock) -> None:
     store.submit(request("r"))
     [line] = store.batches.claim("g0", 9, 10)

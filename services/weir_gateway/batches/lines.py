@@ -70,8 +70,12 @@ def read_lines(parts: Iterable[bytes], endpoint: str, bounds: LineBounds) -> Ite
 def _read_line(number: int, raw: bytes, endpoint: str) -> BatchLine | BadLine:
     try:
         entry = json.loads(raw)
+        return _read_entry(number, entry, endpoint)
     except (ValueError, RecursionError) as error:
         return _bad(number, "", "invalid_json_line", f"not JSON: {_cut(str(error))}", None)
+
+
+def _read_entry(number: int, entry: object, endpoint: str) -> BatchLine | BadLine:
     if not isinstance(entry, dict):
         return _bad(number, "", "invalid_json_line", "is no JSON object", None)
     custom_id = entry.get("custom_id")

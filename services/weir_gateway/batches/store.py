@@ -140,10 +140,11 @@ class BatchStore:
         return kept
 
     def release(self, line: ClaimedLine, wait_s: float, counts: bool) -> None:
-        """To be tried again; `counts`: as one of its tries."""
-        left = {"owner": None, "due_s": self._now_s() + wait_s, "num_tries": line.num_tries - (not counts)}
+        """To be tried again; `counts`: as one of its tries. Nothing changes for whoever has claimed it since."""
+        left = {"owner": None, "due_s": self._now_s() + wait_s, "num_tries": lines.c.num_tries - (0 if counts else 1)}
         with self._database.begin() as connection:
-            connection.execute(update(lines).where(_is_held(line)).values(left))
+            if not connection.execute(update(lines).where(_is_held(line)).values(left)).rowcount:
+                _uncount(connection, line)
 
     def finish(self, line: ClaimedLine, result: LineResult) -> bool:
         """False: somebody else has claimed the line since, or its batch has ended; nothing is written."""
@@ -151,6 +152,7 @@ class BatchStore:
         with self._database.begin() as connection:
             connection.execute(of_batch.with_for_update())  # before its lines, as where a batch is ended
             if not connection.execute(delete(lines).where(_is_held(line))).rowcount:
+                _uncount(connection, line)
                 return False
             _add_results(connection, line.batch_id, [(line.number, result)])
         return True
@@ -297,6 +299,13 @@ def _is_line(batch_id: str, number: int) -> Any:
 
 def _is_held(line: ClaimedLine) -> Any:
     return and_(_is_line(line.batch_id, line.number), lines.c.fence == line.fence)
+
+
+def _uncount(connection: Connection, line: ClaimedLine) -> None:
+    """Its lease lapsed and another gateway has claimed it, while the one that had it lives: on a machine that is
+    overloaded that happens again and again, and is no try that the line has felled a gateway by."""
+    taken = and_(_is_line(line.batch_id, line.number), lines.c.fence > line.fence)
+    connection.execute(update(lines).where(taken).values(num_tries=lines.c.num_tries - 1))
 
 
 def _add_results(connection: Connection, batch_id: str, made: Sequence[tuple[int, LineResult]]) -> None:

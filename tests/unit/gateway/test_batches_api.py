@@ -63,7 +63,7 @@ async def submit(client: openai.AsyncOpenAI, *entries: object, endpoint: Any = C
 
 
 async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):  # a busy machine
         while (found := await client.batches.retrieve(batch.id)).status not in ENDED:  # noqa: ASYNC110 - HTTP
             await asyncio.sleep(0.02)
     return found
@@ -198,14 +198,14 @@ async def test_a_gateway_without_a_store_says_so() -> None:
 
 async def test_another_gateway_goes_on_with_a_batch_without_answering_a_line_twice(tmp_path: Path) -> None:
     async with open_world(settings_of(tmp_path)) as world, client_of(world) as client:
-        made = await submit(client, *(chat(f"r{index}") for index in range(200)))
+        made = await submit(client, *(chat(f"r{index}") for index in range(60)))
         await world.until(lambda: world.metric("batch_lines_answered_total") >= 10, "some lines are answered")
     async with open_world(settings_of(tmp_path)) as world, client_of(world) as client:
         done = await ended(client, made)
         assert done.status == "completed"
         lines = await lines_of(client, done.output_file_id)
-        assert [line["custom_id"] for line in lines] == [f"r{index}" for index in range(200)]
-        assert world.metric("batch_lines_answered_total") <= 190
+        assert [line["custom_id"] for line in lines] == [f"r{index}" for index in range(60)]
+        assert world.metric("batch_lines_answered_total") <= 50
 
 
 async def test_lines_wait_for_the_first_worker_of_their_model(world: World, client: openai.AsyncOpenAI) -> None:
