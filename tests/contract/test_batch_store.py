@@ -150,7 +150,7 @@ def test_a_lease_that_lapsed_is_no_try_where_its_gateway_lives_to_say_so(
     open_store: Open, clock: Clock, finishes: bool
 ) -> None:
     slow, other = open_store(), open_store()
-    slow.submit(request("r"))
+    slow.submit(request("r"), window_s=1000)
     for _ in range(20):
         [mine] = slow.batches.claim("g0", 9, 10)
         clock.now_s += 11
