@@ -7,13 +7,15 @@ from functools import partial
 from weir.bus.nats import NatsBus
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.runtime.config import load_config
+from weir.runtime.extras import check_extra
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
 from weir_gateway.config import GatewayConfig
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
-from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
+from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess
 from weir_gateway.output_lengths import load_lengths
 from weir_gateway.requests.model_follower import ModelFollower
+from weir_gateway.settings import GatewaySettings
 
 _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -21,6 +23,8 @@ _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 async def build(context: ServiceContext[GatewayConfig], guard: PortGuard, bodies: BodyBudget) -> GatewayComponent:
     config = context.config
+    if config.batch_url and not config.batch_url.startswith("sqlite:"):
+        check_extra("postgres", "batch_store on PostgreSQL")
     models = ModelFollower(config)
     loaders = GatewayLoaders(
         partial(NatsBus.connect, config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S),

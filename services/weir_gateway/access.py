@@ -53,6 +53,7 @@ class AccessControl:
         self._rules: AccessRules | None = None
         self._by_digest: Mapping[bytes, tuple[bytes, Caller]] = {}
         self._anonymous: Caller | None = None
+        self._by_tenant: Mapping[str, Caller] = {}
 
     def update(self, rules: AccessRules) -> bool:
         """False: they are those of a scheduler that was replaced."""
@@ -66,6 +67,7 @@ class AccessControl:
         self._rules = rules
         self._by_digest = by_digest
         self._anonymous = None if by_digest else _caller(default, rules)
+        self._by_tenant = {tenant.name: _caller(tenant, rules) for tenant in (default, *rules.tenants)}
         return True
 
     @property
@@ -86,6 +88,14 @@ class AccessControl:
         known, caller = self._by_digest.get(digest[:_LOOKUP_BYTES], (b"", None))
         if caller is None or not hmac.compare_digest(known, digest):
             raise Unauthenticated("the API key is not known")
+        return caller
+
+    def caller_of(self, tenant: str) -> Caller:
+        """For work that a tenant left here. Raises PermissionDenied for one that is none any more, and Unavailable."""
+        self._known_rules()
+        caller = self._by_tenant.get(tenant)
+        if caller is None:
+            raise PermissionDenied(f"{tenant!r} is no tenant any more")
         return caller
 
     def check_operator(self, key: str | None, *, is_from_here: bool) -> None:

@@ -15,6 +15,10 @@ _MIN_MESSAGE_BYTES = 1 << 16
 _MAX_ADOPTER_WAIT_S = 30  # what it looks at most where no other worker can go on
 _MAX_CLAIM_WAIT_S = 3600
 _MAX_KEEP_ALIVE_S = 3600
+_BATCH_SCHEMES = ("sqlite", "postgresql", "postgres")
+_MAX_BATCH_LINES = 1_000_000
+_MAX_BATCH_FILE_MB = 1024
+_MAX_KEEP_DAYS = 365
 _MIN_AUDIT_HOURS, _MAX_AUDIT_HOURS = 0.01, 87_600
 
 
@@ -73,6 +77,18 @@ class GatewayConfig(ServiceConfig):
     keeps_responses: bool = setting(
         True, "Keep answers of /v1/responses for a day, for all gateways, so that a request can go on from one."
     )
+    batch_store: str = setting(
+        "",
+        "Database of batch jobs: postgresql://… or sqlite:///PATH. Empty: a file beside the instance's logs, for the "
+        "gateways of one host. `off`: no batches.",
+    )
+    batch_at_once: int = setting(32, "Lines of batches that this gateway has answered at once.")
+    batch_lease_s: float = setting(15.0, "Seconds after which another gateway takes over a dead one's lines.")
+    batch_max_lines: int = setting(50_000, "Lines of one batch at most.")
+    batch_max_open: int = setting(16, "Batches of one tenant that run, at most.")
+    batch_file_mb: int = setting(64, "MiB of one uploaded file at most.")
+    batch_tenant_mb: int = setting(1024, "MiB of all files that a tenant uploads; over it uploads are refused.")
+    batch_keep_days: int = setting(30, "Days that a batch stays after its end, and its output files.")
     sse_keep_alive_s: float = setting(
         15.0, "Seconds without an event after which a stream over HTTP gets a comment, for proxies. 0: never."
     )
@@ -129,6 +145,7 @@ class GatewayConfig(ServiceConfig):
         check_range(self, "max_recent_mb", 0, _MAX_LOG_MB)
         check_range(self, "max_console_watchers", 0, _MAX_REQUESTS)
         check_range(self, "request_log_mb", 1, _MAX_LOG_MB)
+        self._check_batches()
         check_range(self, "audit_mb", 1, _MAX_LOG_MB)
         if not _MIN_AUDIT_HOURS <= self.audit_hours <= _MAX_AUDIT_HOURS:
             raise ValueError(f"audit_hours {self.audit_hours}: must be in [{_MIN_AUDIT_HOURS}, {_MAX_AUDIT_HOURS}]")
@@ -146,6 +163,26 @@ class GatewayConfig(ServiceConfig):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} {value}: must be a positive number of seconds")
+
+    def _check_batches(self) -> None:
+        scheme, mark, _ = self.batch_store.partition("://")
+        if self.batch_store not in ("", "off") and not (mark and scheme in _BATCH_SCHEMES):
+            # without its text, which may have a password
+            raise ValueError("batch_store: must be sqlite:///PATH, postgresql://USER@HOST/DATABASE, off, or empty")
+        check_range(self, "batch_at_once", 1, _MAX_REQUESTS)
+        check_range(self, "batch_lease_s", 1, _MAX_CLAIM_WAIT_S)
+        check_range(self, "batch_max_lines", 1, _MAX_BATCH_LINES)
+        check_range(self, "batch_max_open", 1, _MAX_REQUESTS)
+        check_range(self, "batch_file_mb", 1, _MAX_BATCH_FILE_MB)
+        check_range(self, "batch_tenant_mb", 1, _MAX_LOG_MB)
+        check_range(self, "batch_keep_days", 1, _MAX_KEEP_DAYS)
+
+    @property
+    def batch_url(self) -> str:
+        """Empty: there are no batches."""
+        if self.batch_store == "off":
+            return ""
+        return self.batch_store or f"sqlite:///{self.instance_dir.absolute()}/batches.sqlite"
 
     @property
     def message_bytes(self) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 from opentelemetry.trace import Tracer
 
-from weir.bus.audit import AuditBounds
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.keys import AskHolder
 from weir.bus.protocol import Bus, BusError
@@ -21,102 +20,33 @@ from weir.rpc.port_guard import BodyBudget
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
-from weir_gateway.audit import AuditSettings, AuditWriter
-from weir_gateway.config import GatewayConfig
-from weir_gateway.driving.adoption import AdopterSearch, AdoptionSettings
-from weir_gateway.driving.driver import Driver, DriverSettings
+from weir_gateway.audit import AuditWriter
+from weir_gateway.batches.jobs import BatchJobs
+from weir_gateway.driving.adoption import AdopterSearch
+from weir_gateway.driving.driver import Driver
 from weir_gateway.driving.request_span import RequestSpans
-from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort, SchedulerPortSettings
+from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort
 from weir_gateway.entry.entry import Entry
+from weir_gateway.frontends.batches.answerer import LineAnswerer
 from weir_gateway.frontends.console.api import ConsoleApi
 from weir_gateway.frontends.console.feed import StackFeed
-from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.http_frontend import HttpFrontend
-from weir_gateway.frontends.http_server import HttpServer, HttpSettings
+from weir_gateway.frontends.http_server import HttpServer
 from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.keys.key_store import KeyStore
-from weir_gateway.keys.keyed_requests import KeyedRequests, KeySettings
+from weir_gateway.keys.keyed_requests import KeyedRequests
 from weir_gateway.metrics.metrics_page import MetricsPage, VllmMetrics
 from weir_gateway.metrics.neighbours import NeighbourWatch
 from weir_gateway.output_lengths import OutputLengths
-from weir_gateway.recent.store import RecentRequests, RecentSettings
+from weir_gateway.recent.store import RecentRequests
 from weir_gateway.requests.model_follower import open_requests
 from weir_gateway.requests.models import ModelDirectory, ServedModel
-from weir_gateway.requests.validation import Limits
-from weir_gateway.workers.connection import ConnectionSettings
+from weir_gateway.settings import GatewaySettings
 from weir_gateway.workers.connections import WorkerConnections
 from weir_gateway.workers.decode_workers import DecodeWorkers
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GatewaySettings:
-    """Bounds and waits of each part."""
-
-    instance: str
-    port: SchedulerPortSettings = field(default_factory=SchedulerPortSettings)
-    driver: DriverSettings = field(default_factory=DriverSettings)
-    adoption: AdoptionSettings = field(default_factory=AdoptionSettings)
-    connections: ConnectionSettings = field(default_factory=ConnectionSettings)
-    limits: Limits = field(default_factory=Limits)
-    keys: KeySettings = field(default_factory=KeySettings)
-    http: HttpSettings = field(default_factory=HttpSettings)
-    recent: RecentSettings = field(default_factory=RecentSettings)
-    report_interval_s: float = 1.0
-    access_wait_s: float = 8.0
-    """Waited at the start for the rules of access; without them it starts, and lets nobody in."""
-    is_lower_priority_first: bool = False
-    keeps_responses: bool = True
-    max_console_watchers: int = 16
-    has_vllm_metrics: bool = True
-    audit: AuditSettings | None = None
-    """None: no life events are kept."""
-
-    @classmethod
-    def of(cls, config: GatewayConfig) -> "GatewaySettings":
-        return cls(
-            instance=config.instance,
-            port=SchedulerPortSettings(
-                outage_s=config.scheduler_wait_s, accepted_outage_s=config.accepted_scheduler_wait_s
-            ),
-            driver=DriverSettings(
-                max_requests=config.max_requests, max_queue_s=config.max_queue_s, no_progress_s=config.no_progress_s
-            ),
-            adoption=AdoptionSettings(wait_s=config.adopter_wait_s, claim_wait_s=config.claim_wait_s),
-            connections=ConnectionSettings(lost_after_s=config.worker_lost_s),
-            limits=Limits(
-                default_max_tokens=config.default_max_tokens,
-                max_prompt_bytes=config.max_prompt_bytes,
-                max_prompts=config.max_prompts,
-                max_prompt_logprobs=config.max_prompt_logprobs,
-            ),
-            keys=KeySettings(
-                resume_s=config.resume_s, max_kept=config.max_kept, max_kept_bytes=config.max_kept_mb << 20
-            ),
-            http=HttpSettings(
-                host=config.http_host,
-                port=config.http_port,
-                max_connections=config.max_calls,
-                max_idle_connections=config.max_idle_connections,
-                streams=StreamSettings(
-                    send_timeout_s=config.send_timeout_s,
-                    keep_alive_s=config.sse_keep_alive_s,
-                    after_error=config.after_stream_error,
-                ),
-                unknown_fields=config.unknown_fields,
-            ),
-            recent=RecentSettings(config.max_recent_requests, config.max_recent_mb << 20),
-            access_wait_s=config.scheduler_wait_s,
-            is_lower_priority_first=config.openai_priority == "lower-first",
-            keeps_responses=config.keeps_responses,
-            max_console_watchers=config.max_console_watchers,
-            has_vllm_metrics=config.vllm_metrics,
-            audit=(
-                AuditSettings(AuditBounds(config.audit_mb << 20, config.audit_hours * 3600)) if config.audit else None
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +121,9 @@ class Gateway:
         )
         self.processor.audit = self._audit
         self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
-        self._frontend = HttpFrontend(
-            self.processor, settings.http, lambda: self._is_ready, process.bodies, self._responses, self._port.quotas
-        )
+        answerer = LineAnswerer(self.processor, self._keys, access.caller_of, settings.http.unknown_fields)
+        self._jobs = BatchJobs.try_make(process.gateway_id, settings.batches, answerer)
+        self._frontend = self._make_frontend(process.bodies)
         self._neighbours = NeighbourWatch(bus, self._subjects, clock)
         vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, directory)
         page = MetricsPage(
@@ -225,6 +155,8 @@ class Gateway:
             wait_s = self._settings.access_wait_s
             logger.warning("no rules of access after %g s: nobody is let in until they come", wait_s)
         self._is_ready = True
+        if self._jobs is not None:
+            self._jobs.runner.start()
         await self._http.start()
 
     def follow_models(self, follow: Callable[[ModelDirectory], Coroutine[Any, Any, None]]) -> None:
@@ -234,12 +166,16 @@ class Gateway:
     async def drain(self, deadline_s: float) -> None:
         """Takes no new request, and waits for those that run."""
         self._is_ready = False
+        if self._jobs is not None:
+            await self._jobs.runner.drain()
         self._keys.drain()
         await self._driver.drain(deadline_s)
 
     async def stop(self) -> None:
         """Ends what still runs, here and at scheduler and workers, and closes."""
         self._is_ready = False
+        if self._jobs is not None:
+            await self._jobs.stop()
         await self._driver.stop()
         await self._keys.stop()
         await end_tasks(self._tasks)
@@ -256,6 +192,12 @@ class Gateway:
 
     def _is_wanted(self, request_id: str, attempt: Attempt) -> bool:
         return self._driver.wants(request_id, attempt)
+
+    def _make_frontend(self, bodies: BodyBudget) -> HttpFrontend:
+        settings, quotas = self._settings.http, self._port.quotas
+        return HttpFrontend(
+            self.processor, settings, lambda: self._is_ready, bodies, self._responses, self._jobs, quotas
+        )
 
     def _make_feed(self, process: GatewayProcess, access: AccessControl, clock: Clock) -> StackFeed:
         describe, max_watchers = process.figures or self._figures, self._settings.max_console_watchers
@@ -277,6 +219,7 @@ class Gateway:
             **self._keys.metrics(),
             **self._key_store.metrics(),
             **(self._responses.metrics() if self._responses is not None else {}),
+            **(self._jobs.runner.metrics() if self._jobs is not None else {}),
             **(self._audit.metrics() if self._audit is not None else {}),
             **self._http.metrics(),
             **open_requests(self.processor.models, self._open_models()),

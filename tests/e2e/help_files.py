@@ -24,6 +24,7 @@ def write_files(folder: Path) -> None:
     for name in ("capture.jsonl", "events.jsonl"):
         _write(folder / name, *(_captured(at) for at in range(_NUM_ROWS)))
     _write(folder / "prompts.jsonl", *(json.dumps({"prompt": f"{at} and {at} is"}) for at in range(4)))
+    _write(folder / "batch.jsonl", *(_batch_line(at) for at in range(48)))
     _write(folder / "keys.txt", "a=key-of-tenant-a-0001", "b=key-of-tenant-b-0001")
     _write(folder / "key.txt", "key-of-tenant-a-0001")
     _write(
@@ -56,6 +57,11 @@ def write_program(folder: Path) -> dict[str, str]:
 
 def _write(path: Path, *lines: str) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _batch_line(at: int) -> str:
+    body = {"messages": [{"role": "user", "content": f"Count from {at}."}], "max_tokens": 8}
+    return json.dumps({"custom_id": f"line-{at}", "method": "POST", "url": "/v1/chat/completions", "body": body})
 
 
 def _captured(at: int) -> str:

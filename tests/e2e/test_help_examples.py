@@ -57,6 +57,13 @@ ON_STACK: Mapping[str, str] = {
     "weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64": "",
     "weir trace --last": "",
     "weir trace --slowest --json": "",
+    "weir batch submit batch.jsonl": "",
+    "weir batch submit batch.jsonl --completion-window 2h --json": "",
+    "weir batch list": "",
+    "weir batch list --limit 100 --json": "",
+    "weir batch cancel batch_8f3a": "",
+    "weir batch status batch_8f3a --wait": "",
+    "weir batch fetch batch_8f3a --wait --output batch_answers.jsonl": "",
     "weir chat": "",
     'weir chat --system "Answer in one sentence." --temperature 0': "",
     "weir bench prefix --num-chats 50": "--num-chats 1 --answer-tokens 4 --num-sharing 2 --shared-tokens 32",
@@ -194,9 +201,11 @@ def pairs(shell: Shell) -> Iterator[Stack]:
 @of_stack
 @pytest.mark.parametrize(("example", "appended"), ON_STACK.items())
 def test_an_example_that_asks_a_stack(shell: Shell, pairs: Stack, example: str, appended: str) -> None:
-    asking = Shell(shell.folder, {**shell.environ, "WEIR_ADDRESS": pairs.grpc_address, "WEIR_INSTANCE": pairs.instance})
+    where = {"WEIR_ADDRESS": pairs.grpc_address, "WEIR_HTTP_URL": pairs.http_url, "WEIR_INSTANCE": pairs.instance}
+    asking = Shell(shell.folder, {**shell.environ, **where})
     http = f"--base-url {pairs.http_url}"
     line = example.replace("weir-50052", pairs.instance)
+    line = line.replace("batch_8f3a", "$(weir batch submit batch.jsonl)")
     line = line.replace("http://10.0.0.1:8000", pairs.http_url)
     line = line.replace("http://10.0.0.2:8000", f"grpc://{pairs.grpc_address}")
     command, redirection, target = f"{line} ".partition(" > ")

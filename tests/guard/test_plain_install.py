@@ -12,12 +12,12 @@ import pytest
 from weir.runtime.extras import DISTRIBUTION, PACKAGES
 
 ROOT = Path(__file__).parents[2]
-_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "psycopg": "psycopg[binary]"}
 
 # None in sys.modules: not installed, for `import` and for `importlib.util.find_spec`.
 _PLAIN = """
 import sys
-for name in ("torch", "triton", "numba", "llvmlite", "matplotlib", "sklearn", "scipy", "joblib"):
+for name in ("torch", "triton", "numba", "llvmlite", "matplotlib", "sklearn", "scipy", "joblib", "psycopg"):
     sys.modules[name] = None
 """
 _EVERY_HELP = """
@@ -117,6 +117,19 @@ def test_a_worker_ends_with_that_line_and_as_after_a_wrong_setting(tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
+def test_a_gateway_with_batches_in_postgresql_ends_with_such_a_line(tmp_path: Path) -> None:
+    code = """
+    from weir_gateway.__main__ import main
+    sys.argv = ["weir_gateway", "--listen", "127.0.0.1:0", "--log-format", "text", "--batch-store", "postgresql://h/d"]
+    sys.exit(main())
+    """
+    done = run_plain(textwrap.dedent(code), tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "batch_store on PostgreSQL needs psycopg, which this install lacks: " in done.stderr
+    assert "pip install 'weir-llm[postgres]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_doctor_takes_note_of_what_only_workers_need(tmp_path: Path) -> None:
     done = run_weir(tmp_path, "doctor")
     assert "note    device cpu" in done.stdout, done.stderr
@@ -140,7 +153,7 @@ def test_each_extra_of_the_distribution_is_what_its_name_asks_for() -> None:
         extra: {re.split(r"[ ;<>=]", line)[0] for line in lines}
         for extra, lines in project["optional-dependencies"].items()
     }
-    assert names.pop("dev") > {f"{DISTRIBUTION}[plots,training,worker]"}
+    assert names.pop("dev") > {f"{DISTRIBUTION}[plots,postgres,training,worker]"}
     asked = {extra: {_DISTRIBUTIONS.get(name, name) for name in packages} for extra, packages in PACKAGES.items()}
     asked["worker"] |= {"triton", "nvidia-ml-py"}  # asked for by device, not by extra
     assert names == asked

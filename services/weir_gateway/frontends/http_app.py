@@ -13,6 +13,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Router
 from starlette.types import Receive, Scope, Send
 
+from weir_gateway.access import Caller
+
+CallerHandler = Callable[[Request, Caller], Awaitable[Response]]
+"""For callers that are known. Raises WeirError, and BadBody."""
+
+CallerRoute = tuple[str, str, CallerHandler]
+"""Method, path, and who answers it."""
+
 
 class Endpoint:
     """Answers the requests of one route. An object, since Starlette wraps what is a function."""

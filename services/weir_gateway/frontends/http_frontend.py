@@ -15,25 +15,26 @@ from starlette.routing import Route
 import weir
 from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, WeirError
-from weir.core.sampling import SamplingParams
 from weir.core.trace_context import extract
 from weir.rpc.port_guard import BodyBudget
 from weir.telemetry.exposition import is_openmetrics
 from weir_gateway.access import Caller
+from weir_gateway.batches.jobs import BatchJobs
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.anthropic.handlers import MessagesApi
+from weir_gateway.frontends.batches.handlers import BatchesApi
 from weir_gateway.frontends.console.api import ConsoleApi
 from weir_gateway.frontends.console.files import console_files
 from weir_gateway.frontends.correlation import correlation_of, mark
-from weir_gateway.frontends.error_forms import MESSAGES_PATH, error_form_of
+from weir_gateway.frontends.error_forms import error_form_of
 from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
-from weir_gateway.frontends.http_app import Endpoint, HttpApp
+from weir_gateway.frontends.http_app import CallerHandler, CallerRoute, Endpoint, HttpApp
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
-from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump, dump_in_parts
+from weir_gateway.frontends.json_parts import dump
 from weir_gateway.frontends.openai.render import AnswerRenderer, error_body
 from weir_gateway.frontends.openai.schema import (
     AskedAnswer,
@@ -43,6 +44,7 @@ from weir_gateway.frontends.openai.schema import (
     completion_request,
     parse_body,
 )
+from weir_gateway.frontends.openai.whole_answer import rendered, whole_answer
 from weir_gateway.frontends.openapi.document import openapi_document
 from weir_gateway.frontends.openapi.page import CONTENT_SECURITY_POLICY, openapi_page
 from weir_gateway.frontends.rate_limits import rate_limit_headers
@@ -54,14 +56,12 @@ from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
-from weir_gateway.requests.output import OutputDelta, joined
+from weir_gateway.requests.output import OutputDelta
 from weir_gateway.requests.quota_book import QuotaBook
 
 logger = logging.getLogger(__name__)
 
 _MAX_SHOWN_CHARS = 200
-
-_Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class HttpFrontend:
@@ -74,6 +74,7 @@ class HttpFrontend:
         is_ready: Callable[[], bool],
         bodies: BodyBudget,
         store: ResponseStore | None = None,
+        jobs: BatchJobs | None = None,
         quotas: QuotaBook | None = None,
     ) -> None:
         self._processor = processor
@@ -84,25 +85,16 @@ class HttpFrontend:
         self._tools = HttpTools(processor, self._bodies)
         answering = Answering(processor, settings, self._internal_error)
         self._responses = ResponsesApi(processor, self._bodies, answering, store)
+        self._batches = BatchesApi(self._bodies, jobs)
         self._messages = MessagesApi(processor, self._bodies, answering)
         self.num_internal_errors = 0
 
     def make_app(self, metrics: MetricsPage | None = None, console: ConsoleApi | None = None) -> HttpApp:
-        tools, responses, messages = self._tools, self._responses, self._messages
-        for_callers: tuple[tuple[str, str, _Handler], ...] = (
+        apis = (self._responses, self._messages, self._batches, self._tools)
+        for_callers: tuple[CallerRoute, ...] = (
             ("POST", "/v1/chat/completions", self._chat),
             ("POST", "/v1/completions", self._completions),
-            ("POST", "/v1/responses", responses.create),
-            ("GET", "/v1/responses/{response_id}", responses.retrieve),
-            ("DELETE", "/v1/responses/{response_id}", responses.delete),
-            ("POST", MESSAGES_PATH, messages.create),
-            ("POST", f"{MESSAGES_PATH}/count_tokens", messages.count_tokens),
-            ("GET", "/v1/models", tools.models),
-            ("GET", "/v1/models/{model:path}", tools.model),
-            ("POST", "/tokenize", tools.tokenize),
-            ("POST", "/detokenize", tools.detokenize),
-            ("GET", "/version", tools.version),
-            ("GET", "/load", tools.load),
+            *(route for api in apis for route in api.routes()),
         )
         routes = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in for_callers]
         recent = RecentRequestsApi(self._processor.spans.recent)
@@ -125,7 +117,7 @@ class HttpFrontend:
             routes.append(Route("/metrics", self._guarded(partial(_metrics, metrics)), methods=["GET"]))
         return HttpApp(routes, _on_http_exception)
 
-    def _guarded(self, handler: _Handler) -> Endpoint:
+    def _guarded(self, handler: CallerHandler) -> Endpoint:
         """For callers that are known; nothing is done, and no body read, for one that is not."""
 
         def admit(request: Request) -> Callable[[], Awaitable[Response]]:
@@ -209,7 +201,7 @@ class HttpFrontend:
                 if client_request.is_stream:
                     first = await self._try_first_delta(opened)
                 else:
-                    response: Response = await _whole_answer(opened, renderer)
+                    response: Response = _json_response(await whole_answer(opened, renderer))
         except BaseException:
             opened.leave()
             raise
@@ -277,38 +269,11 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _opening(renderer: AnswerRenderer) -> bytes:
-    return await _rendered(lambda: events_in_parts(renderer.opening()), renderer.num_prompt_ids)
-
-
-async def _whole_answer(opened: OpenRequest, renderer: AnswerRenderer) -> Response:
-    deltas: list[list[OutputDelta]] = [[] for _ in opened.states]
-    while True:
-        delta = await opened.next_delta()
-        deltas[delta.choice].append(delta)
-        if delta.is_last:
-            break
-    opened.leave()
-
-    def render() -> bytes:
-        return dump_in_parts(renderer.whole([joined(choice) for choice in deltas])).encode()
-
-    num_entries = sum(len(delta.logprobs) + len(delta.prompt_logprobs) for choice in deltas for delta in choice)
-    num_entries *= 1 + _num_top(opened.checked.sampling)
-    content = await _rendered(render, num_entries + renderer.num_prompt_ids + renderer.num_output_ids)
-    return _json_response(content)
-
-
-async def _rendered(render: Callable[[], bytes], num_entries: int) -> bytes:
-    """In a thread where it is long."""
-    return render() if num_entries <= MAX_INLINE_ENTRIES else await asyncio.to_thread(render)
+    return await rendered(lambda: events_in_parts(renderer.opening()), renderer.num_prompt_ids)
 
 
 def _json_response(content: bytes) -> Response:
     return Response(content, media_type="application/json")
-
-
-def _num_top(sampling: SamplingParams) -> int:
-    return max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
 
 
 async def _metrics(page: MetricsPage, request: Request, caller: Caller) -> Response:

@@ -5,6 +5,7 @@ GET /v1/models, /v1/models/ID  OpenAI's, with vLLM's max_model_len
 GET /version, /load            vLLM's
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 import weir
 from weir_gateway.access import Caller
+from weir_gateway.frontends.http_app import CallerRoute
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.openai.schema import parse_body
 from weir_gateway.frontends.tools_schema import (
@@ -35,6 +37,16 @@ class HttpTools:
     def __init__(self, processor: InputProcessor, bodies: BodyReader) -> None:
         self._processor = processor
         self._bodies = bodies
+
+    def routes(self) -> Sequence[CallerRoute]:
+        return (
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.model),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/version", self.version),
+            ("GET", "/load", self.load),
+        )
 
     async def version(self, request: Request, caller: Caller) -> Response:
         del request, caller

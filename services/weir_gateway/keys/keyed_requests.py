@@ -126,6 +126,15 @@ class KeyedRequests:
     def holds(self, tenant: str, idempotency_key: str) -> bool:
         return bool(idempotency_key) and key_name(tenant, idempotency_key) in self._held
 
+    def drop(self, tenant: str, idempotency_key: str) -> None:
+        """Nobody comes back to it: it takes no room among those that are kept. What still runs is cancelled."""
+        held = self._waiting.get(key_name(tenant, idempotency_key))
+        if held is not None:
+            self._forget(held)
+            if not held.running.ended.done():
+                held.running.cancel("nobody wants its answer any more")
+            held.release()
+
     @contextmanager
     def returning(self, tenant: str, idempotency_key: str) -> Iterator[bool]:
         """Whether somebody comes back to a request that is here, and so needs no room for another one. That holds for

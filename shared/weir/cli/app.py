@@ -10,6 +10,7 @@ import typer
 import weir
 from weir.cli import (
     audit,
+    batch,
     bench,
     chat,
     doctor,
@@ -92,6 +93,7 @@ app.command()(plan.plan)
 app.command()(profile.profile)
 app.command()(train_predictor.train_predictor)
 app.add_typer(models.app, name="models")
+app.add_typer(batch.app, name="batch")
 app.add_typer(bench.app, name="bench")
 app.add_typer(scheduling.limits_app, name="limits")
 app.add_typer(scheduling.policy_app, name="policy")

@@ -8,10 +8,11 @@ from weir.runtime.config import ConfigError
 
 DISTRIBUTION = "weir-llm"
 
-Extra = Literal["worker", "plots", "training"]
+Extra = Literal["worker", "plots", "postgres", "training"]
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "worker": ("torch", "numba"),
     "plots": ("matplotlib",),
+    "postgres": ("psycopg",),
     "training": ("torch", "sklearn", "scipy"),
 }
 """Import names. Triton is asked for by the devices that run it."""

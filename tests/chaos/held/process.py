@@ -38,7 +38,8 @@ from weir.worker.roles.prefill import PrefillRole
 from weir.worker.shell import WorkerShell
 from weir_gateway.config import GatewayConfig
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
-from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
+from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess
+from weir_gateway.settings import GatewaySettings
 from weir_scheduler.__main__ import main as run_scheduler
 from weir_transfer.__main__ import main as run_transfer
 

@@ -23,8 +23,9 @@ from weir.runtime.config import ConfigError, read_config
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdoptionSettings
 from weir_gateway.frontends.event_stream import StreamSettings
-from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess, GatewaySettings
+from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess
 from weir_gateway.requests.models import ServedModel, load_model_of, load_served_model
+from weir_gateway.settings import GatewaySettings
 
 
 def make_component(

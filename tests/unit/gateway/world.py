@@ -26,8 +26,9 @@ from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.driving.driver import DriverSettings
 from weir_gateway.driving.scheduler_port import SchedulerPortSettings
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
-from weir_gateway.gateway import Gateway, GatewayProcess, GatewaySettings
+from weir_gateway.gateway import Gateway, GatewayProcess
 from weir_gateway.output_lengths import OutputLengths
+from weir_gateway.settings import GatewaySettings
 from weir_gateway.workers.connection import ConnectionSettings
 
 GATEWAY_ID = "gateway-0-00000000"

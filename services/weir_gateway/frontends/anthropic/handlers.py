@@ -1,5 +1,7 @@
 """`/v1/messages` and `/v1/messages/count_tokens`."""
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -10,7 +12,8 @@ from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.anthropic.render import MessageEnd, MessageRenderer, MessageUsage
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody, count_request, messages_request
-from weir_gateway.frontends.error_forms import ANTHROPIC_ID_HEADER
+from weir_gateway.frontends.error_forms import ANTHROPIC_ID_HEADER, MESSAGES_PATH
+from weir_gateway.frontends.http_app import CallerRoute
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import dump
@@ -27,6 +30,9 @@ class MessagesApi:
         self._processor = processor
         self._bodies = bodies
         self._answering = answering
+
+    def routes(self) -> Sequence[CallerRoute]:
+        return (("POST", MESSAGES_PATH, self.create), ("POST", f"{MESSAGES_PATH}/count_tokens", self.count_tokens))
 
     async def create(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))

@@ -95,6 +95,35 @@ ANSWERS: Mapping[str, Schema] = {
         }
     ),
     "ResponseDeleted": _object({"id": _TEXT, "object": _TEXT, "deleted": {"type": "boolean"}}),
+    "File": _object(
+        {
+            "id": _TEXT,
+            "object": _constant("file"),
+            "bytes": _COUNT,
+            "created_at": _COUNT,
+            "expires_at": {"type": ["integer", "null"]},
+            "filename": _TEXT,
+            "purpose": _TEXT,
+            "status": _TEXT,
+        }
+    ),
+    "FileList": _object({"object": _constant("list"), "data": _list(_of("File")), "has_more": {"type": "boolean"}}),
+    "Batch": _object(
+        {
+            "id": _TEXT,
+            "object": _constant("batch"),
+            "endpoint": _TEXT,
+            "input_file_id": _TEXT,
+            "completion_window": _TEXT,
+            "status": {"enum": ["in_progress", "cancelling", "completed", "expired", "cancelled", "failed"]},
+            "output_file_id": _TEXT_OR_NULL,
+            "error_file_id": _TEXT_OR_NULL,
+            "created_at": _COUNT,
+            "expires_at": _COUNT,
+            "request_counts": _object({"total": _COUNT, "completed": _COUNT, "failed": _COUNT}),
+        }
+    ),
+    "BatchList": _object({"object": _constant("list"), "data": _list(_of("Batch")), "has_more": {"type": "boolean"}}),
     "AnthropicMessage": _object(
         {
             "id": _TEXT,

@@ -11,6 +11,7 @@ from weir.core.options import NUMBER_RULES, NumberRule
 from weir.telemetry.request_record import RequestList, RequestRecord
 from weir.telemetry.stack_snapshot import StackSnapshot
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody
+from weir_gateway.frontends.batches.handlers import BatchBody
 from weir_gateway.frontends.console.api import StackPages, StackSteps
 from weir_gateway.frontends.openai.schema import LEAST_SEED, ChatBody, CompletionBody
 from weir_gateway.frontends.openapi.answers import ANSWERS, Schema
@@ -75,6 +76,15 @@ OPERATIONS = (
     ApiOperation("DELETE", "/v1/responses/{id}", "Forgets it", "ResponseDeleted", parameters=("id",)),
     ApiOperation("POST", "/v1/messages", "Answers, in Anthropic's form", "AnthropicMessage", MessagesBody, True),
     ApiOperation("POST", "/v1/messages/count_tokens", "Tokens of such a prompt", "InputTokens", CountTokensBody),
+    ApiOperation("POST", "/v1/files", "Keeps a file of JSON lines, sent as a form", "File"),
+    ApiOperation("GET", "/v1/files", "The caller's files", "FileList"),
+    ApiOperation("GET", "/v1/files/{id}", "One of them", "File", parameters=("id",)),
+    ApiOperation("GET", "/v1/files/{id}/content", "Its bytes", parameters=("id",)),
+    ApiOperation("DELETE", "/v1/files/{id}", "Forgets it", "ResponseDeleted", parameters=("id",)),
+    ApiOperation("POST", "/v1/batches", "Answers every line of a file, in time", "Batch", BatchBody),
+    ApiOperation("GET", "/v1/batches", "The caller's batches", "BatchList"),
+    ApiOperation("GET", "/v1/batches/{id}", "One of them: how far it is", "Batch", parameters=("id",)),
+    ApiOperation("POST", "/v1/batches/{id}/cancel", "Ends it with what is answered", "Batch", parameters=("id",)),
     ApiOperation("GET", "/v1/models", "The models served now", "ModelList"),
     ApiOperation("GET", "/v1/models/{model}", "One of them", "Model", parameters=("model",)),
     ApiOperation("POST", "/tokenize", "Tokens of a text or a conversation", "Tokens", TokenizeBody),

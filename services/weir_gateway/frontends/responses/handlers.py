@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from weir.core.life import FinishReason
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
+from weir_gateway.frontends.http_app import CallerRoute
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
@@ -41,6 +42,13 @@ class ResponsesApi:
         self._bodies = bodies
         self._answering = answering
         self._store = store
+
+    def routes(self) -> Sequence[CallerRoute]:
+        return (
+            ("POST", "/v1/responses", self.create),
+            ("GET", "/v1/responses/{response_id}", self.retrieve),
+            ("DELETE", "/v1/responses/{response_id}", self.delete),
+        )
 
     async def create(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))

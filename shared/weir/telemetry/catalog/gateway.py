@@ -79,6 +79,13 @@ responses_kept_total: Answers of the Responses API that were kept.
 responses_too_large_total: Answers too large to be kept.
 responses_lost_total: Answers that could not be kept.
 responses_malformed_total: Kept answers that could not be read.
+batch_lines_answered_total: Lines of batches that this gateway has answered.
+batch_lines_failed_total: Lines of batches that it has given an error for an answer.
+batch_lines_retried_total: Lines of batches that it put back, to be tried again.
+batch_lines_lost_total: Lines of batches whose answer came when they were another gateway's, or their batch had ended.
+batch_ended_total: Batches that it has ended.
+batch_store_failures_total: Calls of the batches' database that failed.
+batch_lines_running: Lines of batches that it has answered now.
 predictions_*_total > weir_gateway_predictions_total by outcome: Predictions of output lengths, by what came of them.
 prediction_factor: What predictions of output lengths are multiplied by, from what answers turned out to be.
 audit_*_total > weir_gateway_audit_events_total by outcome: Life events written or dropped; `failed`: attempts to write.
