@@ -59,7 +59,8 @@ class Run:
     def all(self) -> None:
         """Raises what the first thing that was wrong raised."""
         self.timed("base images", self._images.make_bases, "made, or found from an earlier run:")
-        self.timed("`docker compose -f compose/compose.yaml build`", self._stack.build, "weir:local of this tree:")
+        build = "`docker compose -f compose/compose.yaml build`"
+        self.timed(build, lambda: self._images.make_weir(self._stack.build), "weir:local of this tree, built or found:")
         size_bytes = int(self._engine.docker("image", "inspect", "--format", "{{.Size}}", "weir:local"))
         base_bytes = int(self._engine.docker("image", "inspect", "--format", "{{.Size}}", self._images.base))
         self.note(Seen("size of the image without its base", f"{(size_bytes - base_bytes) / 1e9:.1f} GB"))
@@ -68,10 +69,10 @@ class Run:
         self.timed(up, self._stack.up, "two gateways, two schedulers, one of each other service, all healthy:")
         for check in (check_answers, check_trace, check_metrics):
             self.note(check(self._stack))
-        self.note(*check_kernels(self._stack))
         killer = Killer(self._stack)
         for kind in KINDS:
             self.note(killer.kill(kind))
+        self.note(*check_kernels(self._stack))
 
     def end(self) -> list[str]:
         """Brings the stack down; what Docker still has then, which is removed all the same."""
@@ -168,7 +169,7 @@ def main() -> int:
     if os.geteuid() != 0:
         sys.stderr.write("make compose-test starts a container engine: it needs root\n")
         return 2
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
         with lock(CACHE):

@@ -20,6 +20,7 @@ from weir.testing.stack import wait_until
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 60.0
+_CPU_SHARES = 8 * 1024
 COMMAND_TIMEOUT_S = 300.0
 
 
@@ -33,7 +34,7 @@ class Engine:
     def __init__(self, tools: Tools, folder: Path, data: Path) -> None:
         self.folder = folder
         self.data = data
-        self.cgroup = f"weir-{folder.name}"
+        self.cgroup = folder.name
         self._environ = {
             **tools.environment(),
             "DOCKER_HOST": f"unix://{folder}/docker.sock",
@@ -78,11 +79,20 @@ class Engine:
         command += ["dockerd", "--config-file", str(config), "--data-root", str(self.data)]
         command += ["--exec-root", str(self.folder / "exec"), "--pidfile", str(self.folder / "dockerd.pid")]
         command += ["--host", self._environ["DOCKER_HOST"], "--oom-score-adjust", "0"]
+        self._share_processors()
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C is for this process, which ends the containers in order.
             self._holder = subprocess.Popen(
                 command, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+
+    def _share_processors(self) -> None:
+        """All containers together weigh what their processes would beside those of a busy machine, not as one."""
+        controller = Path("/sys/fs/cgroup/cpu")
+        if controller.is_dir():  # cgroups of version 1
+            group = controller / self.cgroup
+            group.mkdir()
+            (group / "cpu.shares").write_text(str(_CPU_SHARES))
 
     @property
     def _log(self) -> Path:

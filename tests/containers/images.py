@@ -5,6 +5,7 @@ folder of wheels in that base, which this Python's pip has filled by whatever in
 neither a network nor anybody's certificates or credentials.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -112,6 +113,19 @@ class Images:
         program = self._tools.file("prometheus", "usr/bin/prometheus")
         self._build_of(self._names.prometheus, _PROMETHEUS, {"prometheus": program})
 
+    def make_weir(self, build: Callable[[], None]) -> None:
+        """By `build`, unless the image is there already, of the same sources: the builder would read 2 GB to see it."""
+        stamp = self._tools.cache / "weir-of.txt"
+        sources = f"{self._id(self._names.python)} {sources_digest()}"
+        image = self._id("weir:local")
+        if not image or not stamp.exists() or stamp.read_text() != f"{sources} {image}":
+            build()
+            stamp.write_text(f"{sources} {self._id('weir:local')}")
+
+    def _id(self, tag: str) -> str:
+        """Empty: there is none."""
+        return self._engine.docker("images", "--quiet", "--no-trunc", tag).strip()
+
     def make_trace_store(self) -> None:
         """Of Weir's image, which must be there."""
         program = Path(__file__).with_name("trace_store.py")
@@ -146,6 +160,18 @@ class Images:
         environ = {"DEBOOTSTRAP_DIR": str(scripts)}
         self._engine.run([*command, str(target), debian_mirror()], timeout_s=_TIMEOUT_S, environ=environ)
         shutil.rmtree(target / "var" / "cache" / "apt")
+
+
+def sources_digest() -> str:
+    """Of all that compose/Dockerfile may copy, and itself."""
+    digest = hashlib.sha256((ROOT / "compose/Dockerfile").read_bytes())
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    tops = [ROOT / line[1:] for line in lines if line.startswith("!")]
+    for top in tops:
+        for path in sorted([top] if top.is_file() else top.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                digest.update(f"{path.relative_to(ROOT)}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def debian_mirror() -> str:

@@ -38,7 +38,14 @@ class Tools:
         libraries = [str(path) for name in _LIBRARIES for path in (packages / name).glob("usr/lib/*-linux-gnu")]
         paths = [*map(str, programs), os.environ.get("PATH", os.defpath)]
         known = [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        return {**os.environ, "PATH": os.pathsep.join(paths), "LD_LIBRARY_PATH": os.pathsep.join(known)}
+        # In a container's own network dockerd sends questions for names to its resolver by iptables.
+        [extensions] = {path.parent for path in packages.glob("*/usr/lib/*-linux-gnu/xtables/libxt_udp.so")}
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join(paths),
+            "LD_LIBRARY_PATH": os.pathsep.join(known),
+            "XTABLES_LIBDIR": str(extensions),
+        }
 
 
 def get_tools(cache: Path) -> Tools:
