@@ -16,7 +16,7 @@ KINDS = ("decode", "prefill", "transfer", "scheduler", "nats", "gateway")
 SERVED_AGAIN_S = 180.0
 """Bound of each; a machine with other work takes minutes where an idle one takes seconds."""
 _STREAM_S = 300.0
-_LONG = GenerateOptions(temperature=0, max_tokens=160, ignore_eos=True)
+_LONG = GenerateOptions(temperature=0, max_tokens=700, ignore_eos=True)
 _LONG_PROMPT = "Once upon a time"
 
 
@@ -44,6 +44,10 @@ class Stream:
         finally:
             self.has_begun.set()
 
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
     def wait(self) -> None:
         """Raises Wrong where it does not end."""
         self._thread.join(_STREAM_S + 30)
@@ -66,12 +70,14 @@ class Killer:
 
     def kill(self, kind: str) -> Seen:
         """Raises Wrong or TimeoutError."""
+        victim = self._victim(kind)
         stream = self._stream_through(0)
         if not stream.has_begun.wait(_STREAM_S) or stream.error:
             raise Wrong(f"no stream to disturb: {stream.error}")
-        victim = self._victim(kind)
         self._stack.kill_process(victim)
         began_s = time.monotonic()
+        if not stream.is_running and not stream.error:
+            raise Wrong("the stream had ended before the kill: it is too short for this machine")
         self._wait_served(began_s)
         served_s = time.monotonic() - began_s
         self._stack.wait_replaced(victim, kind, SERVED_AGAIN_S)
