@@ -1,6 +1,6 @@
 """Starts the whole stack in containers, asks it, kills its processes and ends it: `make compose-test`.
 
-Needs root, Debian with apt, Python 3.11, 6 GB of disk below build/containers (kept for the next run; `make clean` takes
+Needs root, Debian with apt, Python 3.11, 8 GB of disk below build/containers (kept for the next run; `make clean` takes
 it) and 4 GB of memory. Ends with 1 and the reason where something was not as it should be, or something is left.
 """
 

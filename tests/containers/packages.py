@@ -39,12 +39,12 @@ class Tools:
         paths = [*map(str, programs), os.environ.get("PATH", os.defpath)]
         known = [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         # In a container's own network dockerd sends questions for names to its resolver by iptables.
-        [extensions] = {path.parent for path in packages.glob("*/usr/lib/*-linux-gnu/xtables/libxt_udp.so")}
+        extensions = map(str, packages.glob("iptables/usr/lib/*-linux-gnu/xtables"))
         return {
             **os.environ,
             "PATH": os.pathsep.join(paths),
             "LD_LIBRARY_PATH": os.pathsep.join(known),
-            "XTABLES_LIBDIR": str(extensions),
+            "XTABLES_LIBDIR": os.pathsep.join(extensions),
         }
 
 
