@@ -11,7 +11,7 @@ PYTEST_FLAGS ?=
 # Else each of some thousand short processes compiles all of Weir, and each worker of pytest rewrites every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test check setup setup-dev golden long chaos bench-sim gpu triton-oldest format proto proto-baseline constraints clean
+.PHONY: up test check setup setup-dev golden long chaos compose-test bench-sim gpu triton-oldest format proto proto-baseline constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
@@ -57,6 +57,9 @@ CHAOS_OUT ?= build/chaos.md
 chaos: setup-dev model ## Streams amid faults for MINUTES, from SEED; the report goes to CHAOS_OUT, logs beside it.
 	mkdir -p $(dir $(CHAOS_OUT))
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED) --out $(CHAOS_OUT) --keep-logs build/chaos-logs
+
+compose-test: setup-dev ## The stack of compose/ in real containers; needs root. build/containers keeps images for the next run.
+	$(BIN)/python -m tests.containers
 
 bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sim --size full --out shared/docs/results

@@ -51,7 +51,7 @@ def test_what_dashboards_read_from_is_provisioned() -> None:
     assert asked == known
 
 
-def test_the_overlay_mounts_what_is_there_and_scrapes_the_ports_that_it_opens() -> None:
+def test_prometheus_and_grafana_mount_what_is_there_and_scrape_the_ports_that_are_opened() -> None:
     overlay = yaml.safe_load((ROOT / "compose/metrics.yaml").read_text())["services"]
     for name in ("prometheus", "grafana"):
         folders = [volume.split(":")[0] for volume in overlay[name]["volumes"] if volume.startswith("./")]
@@ -60,6 +60,7 @@ def test_the_overlay_mounts_what_is_there_and_scrapes_the_ports_that_it_opens() 
         assert re.search(r":v?\d+\.\d+\.\d+$", overlay[name]["image"]), name
     [own, _] = yaml.safe_load((METRICS / "prometheus.yml").read_text())["scrape_configs"]
     [found] = own["dns_sd_configs"]
-    ports = {name: int(overlay[name]["environment"]["WEIR_METRICS_PORT"]) for name in found["names"]}
+    stack = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())["services"]
+    ports = {name: int(stack[name]["environment"]["WEIR_METRICS_PORT"]) for name in found["names"]}
     assert set(ports) == {"gateway", "scheduler", "transfer", "prefill", "decode"}
     assert set(ports.values()) == {found["port"]}

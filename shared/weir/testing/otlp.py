@@ -1,4 +1,4 @@
-"""An OTLP/gRPC receiver of traces and metrics inside the test process."""
+"""An OTLP/gRPC receiver of traces and metrics, in memory."""
 
 import threading
 import time
@@ -70,14 +70,14 @@ class _MetricsReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
 
 
 class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Listens on a free loopback port while it is entered."""
+    """Listens while it is entered, on a free loopback port unless `address`, HOST:PORT, says otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.server(ThreadPoolExecutor(max_workers=4))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
         self._metrics = _MetricsReceiver()
         metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(self._metrics, self._server)
-        self._port = self._server.add_insecure_port("127.0.0.1:0")
+        self._port = self._server.add_insecure_port(address)
         self._lock = threading.Lock()
         self._spans: list[ReceivedSpan] = []
 

@@ -1,0 +1,186 @@
+"""Starts the whole stack in containers, asks it, kills its processes and ends it: `make compose-test`.
+
+Needs root, Debian with apt, Python 3.11, 8 GB of disk below build/containers (kept for the next run; `make clean` takes
+it) and 4 GB of memory. Ends with 1 and the reason where something was not as it should be, or something is left.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from tests.containers.checks import Seen, Wrong, check_answers, check_kernels, check_metrics, check_trace
+from tests.containers.engine import CommandFailed, Engine
+from tests.containers.images import Images, Names
+from tests.containers.kills import KINDS, Killer
+from tests.containers.leftovers import HostBefore, in_docker, on_host
+from tests.containers.packages import get_tools
+from tests.containers.report import Circumstances, load_now, write_report
+from tests.containers.stack import ROOT, ComposeStack, Ports
+
+CACHE = ROOT / "build" / "containers"
+_LOCK_HINT = "another run uses it: wait until it has ended"
+
+
+class Run:
+    """One run: what it has seen so far, each line printed as it comes."""
+
+    def __init__(self, engine: Engine, stack: ComposeStack, images: Images) -> None:
+        self._engine = engine
+        self._stack = stack
+        self._images = images
+        self._began_s = time.monotonic()
+        self.seen: list[Seen] = []
+
+    def note(self, *seen: Seen) -> None:
+        self.seen += seen
+        for one in seen:
+            self.say(f"{one.done}: {one.seen}")
+
+    def say(self, text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - self._began_s:7.1f} s  {text}\n")
+        sys.stdout.flush()
+
+    def timed(self, done: str, act: Callable[[], object], seen: str) -> None:
+        self.say(f"{done} …")
+        began_s = time.monotonic()
+        act()
+        self.note(Seen(done, f"{seen} {time.monotonic() - began_s:.0f} s"))
+
+    def all(self) -> None:
+        """Raises what the first thing that was wrong raised."""
+        self.timed("base images", self._images.make_bases, "made, or found from an earlier run:")
+        build = "`docker compose -f compose/compose.yaml build`"
+        self.timed(build, lambda: self._images.make_weir(self._stack.build), "weir:local of this tree, built or found:")
+        size_bytes = int(self._engine.docker("image", "inspect", "--format", "{{.Size}}", "weir:local"))
+        base_bytes = int(self._engine.docker("image", "inspect", "--format", "{{.Size}}", self._images.base))
+        self.note(Seen("size of the image without its base", f"{(size_bytes - base_bytes) / 1e9:.1f} GB"))
+        self._images.make_trace_store()
+        up = "`docker compose -f compose/compose.yaml up -d --wait`"
+        self.timed(up, self._stack.up, "two gateways, two schedulers, one of each other service, all healthy:")
+        for check in (check_answers, check_trace, check_metrics):
+            self.note(check(self._stack))
+        killer = Killer(self._stack)
+        for kind in KINDS:
+            self.note(killer.kill(kind))
+        self.note(*check_kernels(self._stack))
+
+    def end(self) -> list[str]:
+        """Brings the stack down; what Docker still has then, which is removed all the same."""
+        began_s = time.monotonic()
+        try:
+            self._stack.down()
+            left = in_docker(self._engine)
+        except CommandFailed as error:
+            left = [f"down: {error}"]
+        self._engine.sweep()
+        if not left:
+            took_s = time.monotonic() - began_s
+            self.note(
+                Seen(
+                    "`docker compose -f compose/compose.yaml down -v`",
+                    f"no container, volume or network left: {took_s:.0f} s",
+                )
+            )
+        return left
+
+
+@contextlib.contextmanager
+def lock(cache: Path) -> Iterator[TextIO]:
+    """Of the images; raises BlockingIOError."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(f"{cache}: {_LOCK_HINT}") from error
+        yield file
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Cleaning up is not to be broken off by a second Ctrl-C."""
+    old = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def rehearse(report: Path) -> int:
+    """The whole run. Raises what was wrong, with everything ended all the same."""
+    tools = get_tools(CACHE)
+    before, ports, load_before = HostBefore.now(), Ports.free(), load_now()
+    folder = Path(tempfile.mkdtemp(prefix="weir-compose-"))
+    engine = Engine(tools, folder, CACHE / "docker")
+    left: list[str] = []
+    try:
+        with engine:
+            stack = ComposeStack(engine, ports)
+            images = Images(engine, tools, Names.of(stack.document()))
+            run = Run(engine, stack, images)
+            versions = engine.version(), stack.version()
+            with ended(run, stack, engine, left):
+                run.all()
+    finally:
+        with uninterrupted():
+            shutil.rmtree(folder)
+            left += on_host(before, engine, ports.all)
+            if left:
+                sys.stderr.write("left behind:\n" + "\n".join(left) + "\n")
+    if left:
+        return 1
+    run.note(Seen("after dockerd has ended", "no process, mount, network interface, cgroup or listener of it is left"))
+    of = Circumstances(*versions, load_before, load_now(), images.stand_ins())
+    write_report(report, run.seen, of)
+    return 0
+
+
+@contextlib.contextmanager
+def ended(run: Run, stack: ComposeStack, engine: Engine, left: list[str]) -> Iterator[None]:
+    """Brings all down after the block, whatever happened in it; adds to `left` what Compose has left in Docker."""
+    try:
+        yield
+    except BaseException:
+        with uninterrupted(), contextlib.suppress(CommandFailed):
+            (CACHE / "failed.log").write_text(stack.logs())
+            sys.stderr.write(f"the containers' last lines are in {CACHE / 'failed.log'}\n")
+        raise
+    finally:
+        with uninterrupted():
+            left += run.end()
+            engine.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "shared/docs/results/compose-test.md", help="The report.")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.stderr.write("make compose-test starts a container engine: it needs root\n")
+        return 2
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with lock(CACHE):
+            return rehearse(arguments.out)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except (Wrong, CommandFailed, TimeoutError, subprocess.TimeoutExpired, RuntimeError, OSError) as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""compose/ as Compose's own parser reads it: what one command brings up, the overlays, and what reaches the builder."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.containers.packages import compose_program
+from tests.guard.sources import ROOT
+from tests.guard.test_compose import ROLES, config_class
+
+from weir.runtime.config import ServiceConfig, read_config
+
+COMPOSE = ROOT / "compose"
+OF_WEIR = ("host", *ROLES)
+
+
+def read_by_compose(*overlays: str, variables: dict[str, str] | None = None) -> Any:
+    """The whole document, every include, anchor and variable resolved. Raises CalledProcessError for a wrong one."""
+    files = [word for name in ("compose.yaml", *overlays) for word in ("--file", str(COMPOSE / name))]
+    try:
+        program = compose_program()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    command = [str(program), *files, "config", "--format", "json"]
+    printed = subprocess.run(command, env=variables or {}, capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(printed.stdout)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    return read_by_compose("gpu.yaml")
+
+
+def config_on_gpu(document: Any, role: str) -> Any:
+    service = document["services"][role]
+    kind: type[ServiceConfig] = config_class(role)
+    return read_config(kind, service["command"][3:], environ=service["environment"])
+
+
+def test_one_command_brings_up_everything() -> None:
+    services = read_by_compose()["services"]
+    assert services.keys() == {*OF_WEIR, "nats", "jaeger", "prometheus", "grafana"}
+    assert [services[role]["deploy"]["replicas"] for role in ("gateway", "scheduler")] == [2, 2]
+    command = "docker compose -f compose/compose.yaml up -d --wait "
+    assert command in (COMPOSE / "README.md").read_text()
+
+
+def test_grafana_has_its_dashboards_and_prometheus_its_rules() -> None:
+    services = read_by_compose()["services"]
+    for name in ("prometheus", "grafana"):
+        sources = [Path(mount["source"]) for mount in services[name]["volumes"] if mount["type"] == "bind"]
+        assert sources
+        assert [source for source in sources if not source.exists()] == []
+
+
+def test_compose_refuses_a_word_that_it_does_not_know(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("services: {gateway: {depnds_on: [nats]}}\n")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        read_by_compose(str(wrong))
+    assert "depnds_on" in refused.value.stderr
+
+
+@pytest.mark.parametrize("overlay", ["gpu.yaml", "tracing/compose.yaml"])
+def test_an_overlay_changes_services_that_are_there(overlay: str) -> None:
+    services = read_by_compose(overlay)["services"]
+    assert services.keys() - read_by_compose()["services"].keys() <= {"collector"}
+    assert [name for name, service in services.items() if "image" not in service] == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_on_a_gpu_every_process_knows_it_and_takes_its_settings(gpu: Any, role: str) -> None:
+    config = config_on_gpu(gpu, role)
+    assert config.device == "cuda"
+    assert config.precision == config_on_gpu(gpu, "transfer").precision
+
+
+def test_on_a_gpu_those_that_share_its_memory_get_the_same_one(gpu: Any) -> None:
+    devices = {
+        role: service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices")
+        for role, service in gpu["services"].items()
+    }
+    given = {role: found for role, found in devices.items() if found}
+    assert given.keys() == {"transfer", "prefill", "decode"}
+    assert given["transfer"] == [{"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}]
+    assert given["prefill"] == given["decode"] == given["transfer"]
+
+
+def test_on_a_gpu_the_arena_is_what_its_memory_leaves_and_its_tables_are_still_shared(gpu: Any) -> None:
+    assert config_on_gpu(gpu, "transfer").arena_bytes == 0
+    for role in ("transfer", "prefill", "decode"):
+        service = gpu["services"][role]
+        assert service["pid"] == "service:host"
+        assert "/dev/shm" in [mount["target"] for mount in service["volumes"]]
+        assert service["environment"]["WEIR_RUNTIME_DIR"].startswith("/dev/shm/")
+
+
+def test_on_a_gpu_the_image_is_another_one_with_the_cuda_build_and_a_compiler(gpu: Any) -> None:
+    images = {gpu["services"][name]["image"] for name in OF_WEIR}
+    assert images == {"weir:cuda"}
+    arguments = gpu["services"]["host"]["build"]["args"]
+    assert arguments["TORCH_VARIANT"] == "cuda"
+    assert re.search(r'"\$TORCH_VARIANT" = cuda \]; then .*\n.*install .*\bgcc\b', (COMPOSE / "Dockerfile").read_text())
+
+
+def test_the_builder_gets_every_file_that_the_dockerfile_copies() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
+    sources = [source for line in copies for source in line.split()]
+    assert sources
+    assert [source for source in sources if source not in allowed] == []
+    assert [source for source in allowed if not (ROOT / source).exists()] == []
