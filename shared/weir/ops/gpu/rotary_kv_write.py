@@ -157,19 +157,8 @@ def rotary_kv_write(
             f"query_key_value has {query_key_value.shape[1]} heads of {head_dim}, expected more than "
             f"2 x {num_kv_heads} heads of an even size"
         )
-    if norms is not None:
-        for name, weight in (("norms.queries", norms.queries), ("norms.keys", norms.keys)):
-            check_shape(name, weight, (head_dim,))
-            check_rows(name, weight)
-    for name, table in (("cos", cos), ("sin", sin)):
-        check_shape(name, table, (cos.shape[0], head_dim // 2))
-        check_dtype(name, table, torch.float32)
-        if not table.is_contiguous():
-            raise ValueError(f"{name} must be contiguous")
-    check_shape("positions", positions, (num_rows,))
-    check_dtype("positions", positions, torch.int32)
-    check_shape("slot_mapping", slot_mapping, (num_rows,))
-    check_dtype("slot_mapping", slot_mapping, torch.int32, torch.int64)
+    _check_norms(norms, head_dim)
+    _check_places(cos, sin, positions, slot_mapping, (num_rows, head_dim))
     if num_rows == 0:
         return
     num_blocks = triton.cdiv(num_heads, _BLOCK_HEADS) + triton.cdiv(num_kv_heads, _BLOCK_HEADS)
@@ -200,3 +189,30 @@ def rotary_kv_write(
         HAS_NORM=norms is not None,
         num_warps=1,
     )
+
+
+def _check_norms(norms: HeadNorms | None, head_dim: int) -> None:
+    if norms is not None:
+        for name, weight in (("norms.queries", norms.queries), ("norms.keys", norms.keys)):
+            check_shape(name, weight, (head_dim,))
+            check_rows(name, weight)
+
+
+def _check_places(
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    shape: tuple[int, int],
+) -> None:
+    """`shape`: rows, and the size of a head."""
+    num_rows, head_dim = shape
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_shape(name, table, (cos.shape[0], head_dim // 2))
+        check_dtype(name, table, torch.float32)
+        if not table.is_contiguous():
+            raise ValueError(f"{name} must be contiguous")
+    check_shape("positions", positions, (num_rows,))
+    check_dtype("positions", positions, torch.int32)
+    check_shape("slot_mapping", slot_mapping, (num_rows,))
+    check_dtype("slot_mapping", slot_mapping, torch.int32, torch.int64)
