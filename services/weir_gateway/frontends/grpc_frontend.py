@@ -54,7 +54,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         key = try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", ""))
         return self._processor().identify(key)
 
-    async def Generate(  # noqa: N802 - gRPC's name
+    async def Generate(  # type: ignore[override]  # written, not yielded  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: _Context
     ) -> None:
         num_token_ids = len(request.token_ids.ids) if request.WhichOneof("prompt") == "token_ids" else None
@@ -69,7 +69,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         del request  # else kept until the answer is complete
         await self._answer(client_request, context, inference_pb2.GenerateResponse)
 
-    async def Chat(  # noqa: N802 - gRPC's name
+    async def Chat(  # type: ignore[override]  # written, not yielded  # noqa: N802 - gRPC's name
         self, request: inference_pb2.ChatRequest, context: _Context
     ) -> None:
         model, counts = request.options.model, _counts(request.options, num_messages=len(request.messages))

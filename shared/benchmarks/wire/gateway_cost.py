@@ -74,7 +74,10 @@ def row(name: str, num_streams: int, rounds: Sequence[CostRound]) -> str:
     """Medians of the rounds; lowest to highest where more than one was made."""
     received = [one.answers.received for one in rounds]
     us = [one.us_a_token for one in rounds]
-    ages = [_spread([1e3 * of(one.ages_s) for one in received], ".0f") for of in (statistics.median, p99)]
+    ages = (
+        _spread([1e3 * statistics.median(one.ages_s) for one in received], ".0f"),
+        _spread([1e3 * p99(one.ages_s) for one in received], ".0f"),
+    )
     cells = (
         name,
         str(num_streams),
