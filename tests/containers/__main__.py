@@ -126,6 +126,7 @@ def rehearse(report: Path) -> int:
     left: list[str] = []
     try:
         with engine:
+            engine.sweep()  # of a run that was killed
             stack = ComposeStack(engine, ports)
             images = Images(engine, tools, Names.of(stack.document()))
             run = Run(engine, stack, images)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -38,7 +39,8 @@ def test_the_store_answers_with_a_trace_in_jaegers_form() -> None:
         status, body = trace_store.answer(receiver, f"/api/traces/{received[0].trace_id}")
         unknown, _ = trace_store.answer(receiver, f"/api/traces/{'0' * 32}")
     assert (status, unknown) == (200, 404)
-    [trace] = body["data"]  # type: ignore[misc]
+    data: Any = body["data"]
+    trace = data[0]
     by_name = {span["operationName"]: span for span in trace["spans"]}
     assert by_name["queue"]["references"] == [{"refType": "CHILD_OF", "spanID": by_name["request"]["spanID"]}]
     assert trace["processes"][by_name["queue"]["processID"]] == {"serviceName": "weir-gateway"}
