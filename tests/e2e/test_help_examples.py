@@ -205,7 +205,8 @@ def test_an_example_that_asks_a_stack(shell: Shell, pairs: Stack, example: str, 
     asking = Shell(shell.folder, {**shell.environ, **where})
     http = f"--base-url {pairs.http_url}"
     line = example.replace("weir-50052", pairs.instance)
-    line = line.replace("batch_8f3a", "$(weir batch submit batch.jsonl)")
+    source = "long_batch.jsonl" if example.startswith("weir batch cancel") else "batch.jsonl"
+    line = line.replace("batch_8f3a", f"$(weir batch submit {source})")
     line = line.replace("http://10.0.0.1:8000", pairs.http_url)
     line = line.replace("http://10.0.0.2:8000", f"grpc://{pairs.grpc_address}")
     command, redirection, target = f"{line} ".partition(" > ")
