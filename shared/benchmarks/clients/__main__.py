@@ -6,6 +6,7 @@ line is one call, with what its user sees, of errors their class.
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -66,23 +67,19 @@ def by_langchain(base: str) -> Calls:
     }
     for method in ("json_schema", "function_calling", "json_mode"):
         structured = chat.with_structured_output(River, method=method)
-        calls[f"with_structured_output, {method}"] = lambda structured=structured: structured.invoke("A river.")
+        calls[f"with_structured_output, {method}"] = partial(structured.invoke, "A river.")
     return calls
 
 
 def by_litellm(base: str) -> Calls:
     same: Any = {"api_key": "unused", "messages": QUESTION, "max_tokens": 16, "temperature": 0, "timeout": TIMEOUT_S}
     same["num_retries"] = 0
-    calls: Calls = {
-        "anthropic/": lambda: completion(model=f"anthropic/{MODEL}", api_base=base, **same).choices[0].message.content
-    }
+    calls: Calls = {"anthropic/": partial(_content, model=f"anthropic/{MODEL}", api_base=base, **same)}
     for provider in ("openai", "hosted_vllm"):
         asked: Any = {"model": f"{provider}/{MODEL}", "api_base": f"{base}/v1", **same}
-        calls[f"{provider}/"] = lambda asked=asked: completion(**asked).choices[0].message.content
-        calls[f"{provider}/, streamed"] = lambda asked=asked: _joined(completion(**asked, stream=True))
-        calls[f"{provider}/, another model"] = lambda asked=asked, provider=provider: completion(
-            **{**asked, "model": f"{provider}/none"}
-        )
+        calls[f"{provider}/"] = partial(_content, **asked)
+        calls[f"{provider}/, streamed"] = partial(_streamed_content, **asked)
+        calls[f"{provider}/, another model"] = partial(_content, **{**asked, "model": f"{provider}/none"})
     return calls
 
 
@@ -102,6 +99,14 @@ def by_anthropic(base: str) -> Calls:
         "count_tokens": lambda: client.messages.count_tokens(model=MODEL, messages=QUESTION).input_tokens,
         "tools": lambda: client.messages.create(**same, tools=[tool]),
     }
+
+
+def _content(**asked: Any) -> object:
+    return completion(**asked).choices[0].message.content
+
+
+def _streamed_content(**asked: Any) -> str:
+    return _joined(completion(**asked, stream=True))
 
 
 def _joined(chunks: Any) -> str:

@@ -74,7 +74,9 @@ async def test_each_version_is_described_with_its_own_messages(
     assert method.input_type.full_name == f"{package}.ServerReflectionRequest"
     response = method.output_type
     assert response.full_name == f"{package}.ServerReflectionResponse"
-    assert response.fields_by_name["list_services_response"].message_type.full_name == f"{package}.ListServiceResponse"
+    listed = response.fields_by_name["list_services_response"].message_type
+    assert listed is not None
+    assert listed.full_name == f"{package}.ListServiceResponse"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
