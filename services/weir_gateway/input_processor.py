@@ -237,12 +237,11 @@ class InputProcessor:
     def metrics(self) -> dict[str, float]:
         dropped = {"labels_dropped_total": float(self._metrics.num_labels_dropped + self.figures.num_dropped)}
         own = self._metrics.metrics() | self.figures.metrics() | dropped
-        return own | self._lengths.metrics() | self._entry.metrics()
+        return own | self._lengths.metrics() | self._entry.metrics() | self._tokenizer.grammars.metrics()
 
     def check_integrity(self) -> list[str]:
-        num_running = self._metrics.num_running
-        num_held = sum(not state.phase.is_terminal for state in self._driver.requests.values())
-        held = self._driver.requests
+        num_running, held = self._metrics.num_running, self._driver.requests
+        num_held = sum(not state.phase.is_terminal for state in held.values())
         lost = [
             name
             for name, opened in self._by_client_id.items()
@@ -291,6 +290,7 @@ class InputProcessor:
         if not options.idempotency_key:  # else it may be the request that runs
             self._check_name_is_free(client_request, caller.tenant)
         with span.child("tokenize"):
+            await self._tokenizer.grammars.check(client_request, model)
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
         return check_prompt(client_request, model, self._limits, token_ids, scope)
 

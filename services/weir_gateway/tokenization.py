@@ -13,6 +13,7 @@ from weir.model.tokens.tokenizer import MAX_CHARS_AT_ONCE
 from weir_gateway.access import Caller
 from weir_gateway.driving.driver import Driver
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Text, TokenIds
+from weir_gateway.requests.grammars import GrammarChecks
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.validation import Limits, check_plain_prompt, prompt_field
@@ -29,6 +30,7 @@ class PromptTokenizer:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
+        self.grammars = GrammarChecks()
 
     async def tokenize_prompt(self, client_request: ClientRequest, model: ServedModel) -> list[int]:
         prompt = client_request.prompt
@@ -63,6 +65,7 @@ class PromptTokenizer:
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self.grammars.close()
 
     async def _run(self, work: Callable[[], _AnswerT], *, is_short: bool) -> _AnswerT:
         if is_short:

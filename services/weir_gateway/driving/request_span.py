@@ -119,6 +119,8 @@ class RequestSpan:
         if checked.model.digest:
             self._span.set_attribute("weir.model.digest", checked.model.digest)
             self._span.set_attribute(gen_ai.GEN_AI_OPENAI_RESPONSE_SYSTEM_FINGERPRINT, checked.model.fingerprint)
+        if sampling.grammar is not None:
+            self._span.set_attribute("weir.request.grammar", sampling.grammar.kind)
         if num_choices > 1:
             self._span.set_attribute(gen_ai.GEN_AI_REQUEST_CHOICE_COUNT, num_choices)
 

@@ -27,6 +27,9 @@ class Detokenizer(Protocol):
 class TextTokenizer(Protocol):
     """The part of `weir.model.tokens.tokenizer.Tokenizer` that the gateway uses. Called from several threads."""
 
+    @property
+    def added_token_ids(self) -> frozenset[int]: ...
+
     def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]: ...
 
     def detokenizer(self) -> Detokenizer: ...

@@ -368,7 +368,8 @@ def _sampling_of(options: GenerateOptions, caps: CapsInForce, tenant: str) -> Sa
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if caps.default_top_k is not None:
         given.setdefault("top_k", caps.default_top_k)
-    return SamplingParams(**given, seed=_seed_of(options, tenant), logit_bias=tuple(sorted(options.logit_bias)))
+    bias = tuple(sorted(options.logit_bias))
+    return SamplingParams(**given, seed=_seed_of(options, tenant), logit_bias=bias, grammar=options.grammar)
 
 
 def _seed_of(options: GenerateOptions, tenant: str) -> int:

@@ -48,6 +48,8 @@ def generate(
     stop_token_ids: options.StopTokenIds = None,
     include_stop: options.IncludeStop = False,
     ignore_eos: options.IgnoreEos = False,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = "",
     n: options.NumChoices = None,
     logprobs: options.Logprobs = None,
     prompt_logprobs: options.PromptLogprobs = None,
@@ -65,6 +67,7 @@ def generate(
     \b
     weir generate --temperature 0 --max-tokens 24 "The capital of France is"
     weir generate --n 3 --temperature 0.8 --frequency-penalty 0.5 --seed 1 "Once upon a time"
+    weir generate --regex "[0-9]{4}" --temperature 0 "In which year did Columbus reach America?"
     weir generate --timeout-s 2 --partial-at-deadline --json "Once upon a time"
     weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64
     """
@@ -76,6 +79,7 @@ def generate(
         fail("--input and --output belong together", code=EXIT_USAGE)
     if prompt is not None and not as_json and (logprobs is not None or prompt_logprobs is not None):
         fail("--logprobs and --prompt-logprobs are shown as JSON: give --json too", code=EXIT_USAGE)
+    grammar = options.grammar_of(json_schema, regex)
     chosen = options.generate_options(locals())
     reach = options.Reach(address, timeout_s, api_key)
     if input_path is not None and output_path is not None:

@@ -11,6 +11,7 @@ from weir.cli import EXIT_USAGE
 from weir.cli.console import fail
 from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, GenerateOptions, WeirClient
 from weir.client.messages import key_metadata
+from weir.core.grammar import Grammar
 
 Address = Annotated[
     str, typer.Option(help="The gateway's gRPC port, HOST:PORT.", envvar="WEIR_ADDRESS", show_default=True)
@@ -37,6 +38,8 @@ Seed = Annotated[int | None, typer.Option(help="The same seed gives the same tok
 MaxTokens = Annotated[int | None, typer.Option(help="At most this many tokens.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given several times.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end-of-text token.")]
+JsonSchema = Annotated[Path | None, typer.Option(help="A file with a JSON schema: the answer is JSON that it allows.")]
+Regex = Annotated[str, typer.Option(help="The whole answer matches this regular expression (Rust's syntax).")]
 Lane = Annotated[str, typer.Option(help="Lane to queue in. Empty: the default lane.")]
 TtftTargetMs = Annotated[int | None, typer.Option(help="When the first token is wanted, in ms from now.")]
 ItlTargetMs = Annotated[int | None, typer.Option(help="Wanted between two tokens, in ms.")]
@@ -108,6 +111,18 @@ def generate_options(arguments: Mapping[str, Any]) -> GenerateOptions:
     given |= {name: tuple(given[name] or ()) for name in ("stop", "stop_token_ids")}
     given["logit_bias"] = tuple(_parse_bias(entry) for entry in given["logit_bias"] or ())
     return GenerateOptions(**given)
+
+
+def grammar_of(json_schema: Path | None, regex: str) -> Grammar | None:
+    """Ends the command on both, and on a file that cannot be read. What is wrong with the grammar the gateway says."""
+    if json_schema is None:
+        return Grammar("regex", regex) if regex else None
+    if regex:
+        fail("--json-schema and --regex: give one of them", code=EXIT_USAGE)
+    try:
+        return Grammar("json_schema", json_schema.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"--json-schema {json_schema}: {error}", code=EXIT_USAGE)
 
 
 def _parse_bias(entry: str) -> tuple[int, float]:

@@ -6,6 +6,7 @@ A field's name here is its name on the wire (`weir.v1`), in the Python client an
 from dataclasses import dataclass
 from typing import Literal
 
+from weir.core.grammar import Grammar
 from weir.core.sampling import MAX_LOGPROBS
 
 Number = int | float
@@ -37,6 +38,7 @@ class GenerateOptions:
     """(token id, what is added to its logit)."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -110,6 +112,7 @@ def grpc_names() -> dict[str, str]:
     """The path of each option in a request of `weir.v1.Inference`, for errors that name it."""
     groups: dict[str, Group] = {rule.name: rule.group for rule in (*NUMBER_RULES, LOGIT_BIAS_RULE)}
     groups |= dict.fromkeys(("stop", "stop_token_ids", "include_stop", "ignore_eos"), "stop_conditions")
+    groups["grammar"] = "sampling"
     names = {name: f"options.{group}.{name}" if group else f"options.{name}" for name, group in groups.items()}
     return names | {name: f"options.{name}" for name in _NAMES}
 

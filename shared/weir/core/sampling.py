@@ -3,6 +3,8 @@ log-probabilities that clients get of it."""
 
 from dataclasses import dataclass
 
+from weir.core.grammar import Grammar
+
 MAX_LOGIT_BIAS = 300
 """Entries of `SamplingParams.logit_bias`."""
 MAX_STOP_TOKEN_IDS = 64
@@ -33,6 +35,8 @@ class SamplingParams:
     """Report the log-probability of each output token, and of so many most likely ones. None: of none."""
     prompt_logprobs: int | None = None
     """The same of each prompt token but the first."""
+    grammar: Grammar | None = None
+    """In which the whole output is. None: it is free."""
 
     @property
     def is_greedy(self) -> bool:

@@ -10,6 +10,7 @@ from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.engine.plan import NO_LOAD, StepLoad
 from weir.engine.waits import NO_WAITS, SequenceWaits
+from weir.grammar.masks import GrammarState
 from weir.kv.records.record import SequenceParams, SequenceSnapshot
 from weir.policy.seams import Policy
 
@@ -116,6 +117,8 @@ class Arrival:
     """The first pages of the block table, which others may use too: giving them back may free nothing."""
     finish_reason: FinishReason | None = None
     """It has ended already: its client is to be told, and nothing is to be computed."""
+    grammar: GrammarState | None = None
+    """Of a sequence whose parameters have a grammar, after its output; the engine's from then on."""
 
     @classmethod
     def of_record(cls, slot: int, log: SequenceLog, snapshot: SequenceSnapshot) -> "Arrival":

@@ -21,16 +21,41 @@ class TokenHistory:
     num_prompt_tokens: int
 
 
+class TokenMask(Protocol):
+    """The tokens that a sequence's grammar allows next. Found out while the step runs."""
+
+    def allowed(self) -> NDArray[np.uint32]:
+        """Waits for it. Bit i % 32 of word i // 32: whether token i may come. Not to be changed.
+
+        Raises InternalError.
+        """
+        ...
+
+
 class SampleSpec(NamedTuple):
     """Sample output token number `output_index` (from 0) from the logits of the chunk's last token.
 
-    None of `masked_token_ids` may be sampled. `history` is there if the parameters have penalties.
+    None of `masked_token_ids` may be sampled, and only what `mask` allows; where both would leave nothing, `mask` alone
+    counts. `history` is there if the parameters have penalties, `mask` if they have a grammar.
     """
 
     params: SamplingParams
     output_index: int
     masked_token_ids: tuple[int, ...] = ()
     history: TokenHistory | None = None
+    mask: TokenMask | None = None
+
+    def allowed(self) -> NDArray[np.uint32] | None:
+        """Of `mask` and `masked_token_ids` together, as `TokenMask.allowed` has it; None without a mask."""
+        if self.mask is None:
+            return None
+        words = self.mask.allowed()
+        if not self.masked_token_ids:
+            return words
+        ids = np.array(self.masked_token_ids)
+        left = words.copy()
+        np.bitwise_and.at(left, ids >> 5, ~(np.uint32(1) << (ids & 31).astype(np.uint32)))
+        return left if left.any() else words
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from weir.core.life import FinishReason
 from weir.engine.counters import EngineCounters
 from weir.engine.memory.pages import PagePool
-from weir.engine.messages import ChunkComputed, Event, PromptScored, SequenceKey, TokenSampled
+from weir.engine.messages import ChunkComputed, Event, Failure, FailureReason, PromptScored, SequenceKey, TokenSampled
 from weir.engine.plan import NO_SWAP, ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import Sequence
 
@@ -50,10 +50,12 @@ def _try_find_problem(chunk: ChunkPlan, result: StepResult, vocab_size: int) -> 
 
 @dataclass(slots=True)
 class Sampled:
-    """Sequences that end by the token sampled for them, and those that go on after the first one sampled here."""
+    """Sequences that end by the token sampled for them, those that go on after the first one sampled here, and those
+    whose grammar could not say what may come: what was sampled for them counts for nothing."""
 
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)
     begun: list[Sequence] = field(default_factory=list)
+    failed: list[tuple[Sequence, Failure]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,9 @@ class Recorder:
                 continue
             sequence.served_at_s = ended_at_s
             start, sample = chunk.start, chunk.sample
+            if sample is not None and sequence.grammar is not None and sequence.grammar.error:
+                sampled.failed.append((sequence, _failure_of(sequence.grammar.error)))
+                continue
             is_new = start >= sequence.num_prefill_tokens and start >= sequence.num_computed_before
             if sample is None or not is_new or sample.params.logprobs is not None:
                 self._record_chunk(sequence, chunk, result, sampled)
@@ -171,6 +176,10 @@ class Recorder:
             sampled.ended.append((sequence, reason))
         elif chunk.start < sequence.num_prefill_tokens:
             sampled.begun.append(sequence)
+
+
+def _failure_of(error: str) -> Failure:
+    return Failure(FailureReason.INTERNAL, f"the grammar of its output cannot go on: {' '.join(error.split())}")
 
 
 def _reason_of(sequence: Sequence, max_context_tokens: int) -> FinishReason:

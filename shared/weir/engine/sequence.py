@@ -23,6 +23,7 @@ from weir.core.sampling import TokenLogprobs
 from weir.engine.messages import Arrival, SequenceKey, SequenceLog
 from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec, TokenHistory
 from weir.engine.waits import WaitTimes
+from weir.grammar.masks import GrammarState
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.records.record import SequenceParams
 
@@ -100,6 +101,8 @@ class Sequence:
     served_at_s: float = 0.0
     """When a step with it ended last; before that, `first_seen_at_s`."""
     waits: WaitTimes = field(default_factory=WaitTimes)
+    grammar: GrammarState | None = None
+    """Where it stands in its grammar; None: its output is free."""
     num_passed_over: int = 0
     """Steps in a row that had no room for any of its prompt."""
     key: SequenceKey = field(init=False)
@@ -122,7 +125,8 @@ class Sequence:
         self.num_prefill_tokens = len(self.token_ids) if is_prompt else max(self.num_prompt_tokens, self.num_computed)
         self.max_num_tokens = self.num_prompt_tokens + params.stop.max_tokens
         self.stop_token_ids = params.stop.stop_token_ids
-        self.first_plain_index = self.max_num_tokens if params.sampling.has_penalties else params.stop.min_tokens
+        is_ever_plain = self.grammar is None and not params.sampling.has_penalties
+        self.first_plain_index = params.stop.min_tokens if is_ever_plain else self.max_num_tokens
         if params.sampling.has_penalties:
             self.history = GrowingHistory(self.token_ids, self.num_prompt_tokens)
 
@@ -136,6 +140,7 @@ class Sequence:
             block_table=arrival.block_table,
             num_computed=arrival.num_computed_tokens,
             num_shared_pages=arrival.num_shared_pages,
+            grammar=arrival.grammar,
         )
 
     @property
@@ -276,7 +281,7 @@ class Sequence:
         start, params, table = self.num_computed, self.params, self.block_table
         output_index = start + 1 - self.num_prompt_tokens
         sample = (
-            _new(SampleSpec, (params.sampling, output_index, (), None))
+            _new(SampleSpec, (params.sampling, output_index, (), None, None))
             if output_index >= self.first_plain_index
             else self._sample_spec()
         )
@@ -301,6 +306,7 @@ class Sequence:
             output_index,
             masked_token_ids=stop.stop_token_ids if output_index < stop.min_tokens else (),
             history=None if self.history is None else self.history.view(),
+            mask=self.grammar,
         )
 
     def _try_score_spec(self, end: int) -> ScoreSpec | None:
@@ -329,6 +335,8 @@ class Sequence:
         self.token_ids.append(token_id)
         if self.history is not None:
             self.history.append(token_id)
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
         self.num_computed = end
         log.publish(end)
 

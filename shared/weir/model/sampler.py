@@ -1,9 +1,10 @@
 """Samples tokens from logits. A row's token depends on its own logits, parameters, tokens and output index only.
 
 The order is vLLM's: `logit_bias` is added, tokens of prompt and output get the repetition penalty, tokens of the output
-the frequency and presence penalties, forbidden tokens are masked; then temperature, top-k, top-p and min-p (Hugging
-Face's order; vLLM's V1 engine applies min-p before the other two, which differs only where top-p is used too). Greedy
-sampling sees bias, penalties and mask as well. Log-probabilities are those of the logits before all that.
+the frequency and presence penalties, forbidden tokens and those that a grammar does not allow are masked; then
+temperature, top-k, top-p and min-p (Hugging Face's order; vLLM's V1 engine applies min-p before the other two, which
+differs only where top-p is used too). Greedy sampling sees bias, penalties and mask as well. Log-probabilities are
+those of the logits before all that.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.engine.plan import SampleSpec, StepResult, TokenHistory
 from weir.model.rows import SampledRow, ScoredRows, check_logits
-from weir.ops.cpu.sampling import count_above, most_likely, penalize, sample_token, uniform_of
+from weir.ops.cpu.sampling import count_above, keep_allowed, most_likely, penalize, sample_token, uniform_of
 from weir.ops.cpu.sampling_scan import BLOCK, NOT_A_NUMBER, num_scan_blocks, scan_rows, sum_exp
 
 Logits = npt.NDArray[np.float32]
@@ -70,7 +71,7 @@ def sample_tokens(scan: Scan, specs: Sequence[SampleSpec]) -> list[int]:
     scratch = _Scratch(scan.logits.shape[1])
     for row, spec in enumerate(specs):
         source, source_row = scan, row
-        if spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties:
+        if spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties or spec.mask is not None:
             source, source_row = scan_of(_adjusted(scan.logits[row], spec, scratch)), 0
             _check_scan(source)
             token_ids[row] = int(source.argmax[0])
@@ -99,13 +100,20 @@ def compile_kernels() -> None:
     """Everything that sampling may use, so that no request waits for the compiler."""
     logits = np.zeros((1, BLOCK), np.float32)
     params = SamplingParams(top_k=8, top_p=0.5, min_p=0.1, presence_penalty=1.0, logprobs=1)
-    spec = SampleSpec(params, 0, history=TokenHistory(np.zeros(2, np.int32), 1))
+    spec = SampleSpec(params, 0, history=TokenHistory(np.zeros(2, np.int32), 1), mask=_AllTokens())
     sample_step(scan_of(logits), [SampledRow(0, 0, spec)])
 
 
 def uniform(seed: int, output_index: int) -> float:
     """In [0, 1), from Philox keyed by both numbers: any worker can make the number of any position."""
     return float(uniform_of(np.uint64(seed), np.uint64(output_index)))
+
+
+class _AllTokens:
+    """Of one block of logits."""
+
+    def allowed(self) -> npt.NDArray[np.uint32]:
+        return np.full(BLOCK // 32, 0xFFFFFFFF, np.uint32)
 
 
 class _Scratch:
@@ -156,7 +164,10 @@ def _adjusted(logits: Logits, spec: SampleSpec, scratch: _Scratch) -> Logits:
         row[token_id] += np.float32(bias)
     if spec.params.has_penalties:
         _penalize(row, spec.params, spec.history, scratch)
-    if spec.masked_token_ids:
+    allowed = spec.allowed()
+    if allowed is not None:
+        keep_allowed(row, allowed, MASKED)
+    elif spec.masked_token_ids:
         row[list(spec.masked_token_ids)] = MASKED
     return scratch.adjusted
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.grammar import GRAMMAR_KINDS, Grammar, GrammarKind
 from weir.core.life import Attempt, FinishReason, SchedulingParams, attempt_of
 from weir.core.options import LOGIT_BIAS_RULE, NUMBER_RULES, GenerateOptions, NumberRule
 from weir.core.sampling import SamplingParams, TokenLogprobs
@@ -20,6 +21,13 @@ _FINISH_REASONS: dict[FinishReason, types_pb2.FinishReason.ValueType] = {
     FinishReason.DEADLINE: types_pb2.FINISH_REASON_DEADLINE,
 }
 _FROM_PB = {value: reason for reason, value in _FINISH_REASONS.items()}
+_GRAMMAR_KINDS: dict[GrammarKind, types_pb2.GrammarKind.ValueType] = {
+    "json_schema": types_pb2.GRAMMAR_KIND_JSON_SCHEMA,
+    "regex": types_pb2.GRAMMAR_KIND_REGEX,
+    "choice": types_pb2.GRAMMAR_KIND_CHOICE,
+    "grammar": types_pb2.GRAMMAR_KIND_GRAMMAR,
+}
+_KIND_OF = {value: kind for kind, value in _GRAMMAR_KINDS.items()}
 OPTIONAL_SAMPLING = ("logprobs", "prompt_logprobs")
 """Parameters that may be absent in `SamplingParams` too."""
 
@@ -50,7 +58,7 @@ def options_to_pb(options: GenerateOptions) -> inference_pb2.RequestOptions:
         skips_prefix_cache=options.skips_prefix_cache,
         partial_at_deadline=options.partial_at_deadline,
         idempotency_key=options.idempotency_key,
-        sampling=types_pb2.SamplingParams(logit_bias=dict(options.logit_bias)),
+        sampling=types_pb2.SamplingParams(logit_bias=dict(options.logit_bias), grammar=_grammar_to_pb(options.grammar)),
         stop_conditions=inference_pb2.StopConditions(
             stop=options.stop,
             stop_token_ids=options.stop_token_ids,
@@ -73,6 +81,7 @@ def options_from_pb(message: inference_pb2.RequestOptions) -> GenerateOptions:
         lane=message.lane,
         request_id=message.request_id,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        grammar=_grammar_from_pb(sampling),
         stop=tuple(stop.stop),
         stop_token_ids=tuple(stop.stop_token_ids),
         include_stop=stop.include_stop,
@@ -87,7 +96,7 @@ def options_from_pb(message: inference_pb2.RequestOptions) -> GenerateOptions:
 
 def sampling_to_pb(params: SamplingParams) -> types_pb2.SamplingParams:
     """Every field present, but those of OPTIONAL_SAMPLING that are None."""
-    message = types_pb2.SamplingParams(logit_bias=dict(params.logit_bias))
+    message = types_pb2.SamplingParams(logit_bias=dict(params.logit_bias), grammar=_grammar_to_pb(params.grammar))
     for rule in _SAMPLING_RULES:
         value = getattr(params, rule.name)
         if value is not None:
@@ -98,7 +107,8 @@ def sampling_to_pb(params: SamplingParams) -> types_pb2.SamplingParams:
 def sampling_from_pb(message: types_pb2.SamplingParams) -> SamplingParams:
     """Checks nothing: see `sampling_problems`."""
     values = {rule.name: _try_get(message, rule.name) for rule in _SAMPLING_RULES}
-    return SamplingParams(**values, logit_bias=tuple(sorted(message.logit_bias.items())))
+    bias = tuple(sorted(message.logit_bias.items()))
+    return SamplingParams(**values, logit_bias=bias, grammar=_grammar_from_pb(message))
 
 
 def sampling_problems(message: types_pb2.SamplingParams) -> list[tuple[str, str]]:
@@ -115,7 +125,28 @@ def sampling_problems(message: types_pb2.SamplingParams) -> list[tuple[str, str]
         problem = LOGIT_BIAS_RULE.try_find_problem(bias, max_context_tokens=0)
         if problem is not None:
             problems.append((f"logit_bias[{token_id}]", problem))
+    if message.HasField("grammar") and not 1 <= message.grammar.kind <= len(GRAMMAR_KINDS):
+        problems.append(("grammar.kind", f"is {message.grammar.kind}; must be from 1 to {len(GRAMMAR_KINDS)}"))
     return problems
+
+
+def _grammar_to_pb(grammar: Grammar | None) -> types_pb2.Grammar | None:
+    """Raises InvalidRequest."""
+    if grammar is None:
+        return None
+    if grammar.kind not in GRAMMAR_KINDS:
+        expected = f"must be one of {', '.join(GRAMMAR_KINDS)}"
+        raise InvalidRequest([FieldViolation("grammar.kind", f"is {grammar.kind!r}; {expected}")])
+    check_text("grammar", grammar.source)
+    return types_pb2.Grammar(kind=_GRAMMAR_KINDS[grammar.kind], source=grammar.source)
+
+
+def _grammar_from_pb(message: types_pb2.SamplingParams) -> Grammar | None:
+    """One of a kind that is not known is empty, which is refused."""
+    if not message.HasField("grammar"):
+        return None
+    kind = _KIND_OF.get(message.grammar.kind)
+    return Grammar("grammar", "") if kind is None else Grammar(kind, message.grammar.source)
 
 
 def logprobs_to_pb(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:

@@ -1,9 +1,9 @@
 """The process of a worker: its parts connected, started and ended in order.
 
-gateways <──> servicer <──> request manager ──> prefixes ──> engine host <──> engine thread
-                             role                  │            │
-                             page keeper <─────────┼── reports ─┘
-                                  └────────────────┴──> arena (transfer service)
+gateways <──> servicer <──> request manager ──> grammars ──> prefixes ──> engine host <──> engine thread
+                             role                               │            │
+                             page keeper <──────────────────────┼── reports ─┘
+                                  └─────────────────────────────┴──> arena (transfer service)
 """
 
 import asyncio
@@ -35,6 +35,7 @@ from weir.engine.messages import (
     SetPolicy,
 )
 from weir.engine.plan import ModelRunner
+from weir.grammar.protocol import GrammarEngine
 from weir.kv.geometry import PAGE_TOKENS, num_reservable_pages
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
@@ -50,12 +51,13 @@ from weir.worker.bus_link import BusLink
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.gpu_meter import GpuMeter, try_gpu_meter
-from weir.worker.engine.model_loading import LoadedModel, ModelSpec
+from weir.worker.engine.model_loading import LoadedModel, ModelSpec, no_grammars
 from weir.worker.engine.step_histograms import StepHistograms
 from weir.worker.engine.step_ring import StepRing
 from weir.worker.requests.commands import start_from_pb
 from weir.worker.requests.drain import Duty, Untaken, WorkerDrain
 from weir.worker.requests.end_releases import EndReleases
+from weir.worker.requests.grammars import WorkerGrammars
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
 from weir.worker.requests.servicer import WorkerServicer
 from weir.worker.requests.streams import GatewayStream, StreamHub
@@ -152,7 +154,11 @@ class WorkerShell:
         self._keeper = PageKeeper(self._arena, post, context.request_shutdown)
         self._prefixes = Prefixes(self._arena, self._keeper, post, context.request_shutdown)
         self._hub = StreamHub(clock)
-        self._manager = RequestManager(limits, self._prefixes.post, self._hub, clock)
+        self._make_grammar_engine: Callable[[], GrammarEngine] = no_grammars  # until the model is loaded
+        self._grammars = WorkerGrammars(
+            self._grammar_engine, model.vocab_size, self._prefixes.post, context.request_shutdown
+        )
+        self._manager = RequestManager(limits, self._grammars.post, self._hub, clock)
         self._end_releases = EndReleases(
             post,
             self._manager.is_end_sent,
@@ -244,6 +250,7 @@ class WorkerShell:
         await self._tasks.stop()
         await self._drain.stop()
         await self._role.stop()
+        await self._grammars.stop()
         await self._prefixes.stop()
         self.has_let_go = await self._host.stop(_ENGINE_STOP_S)
         await self._keeper.stop()
@@ -264,7 +271,15 @@ class WorkerShell:
         gauges |= {"num_unclaimed": self._manager.num_unclaimed, "claimed_total": self._manager.num_claimed}
         gauges |= {f"is_{duty.value}": self._drain.duty is duty for duty in (Duty.DRAINING, Duty.DRAINED)}
         metrics = counters | {name: float(value) for name, value in gauges.items()}
-        for maker in (self._keeper, self._prefixes, self._role, self._bus_link, self._bounds, self._cost_meter):
+        for maker in (
+            self._keeper,
+            self._prefixes,
+            self._grammars,
+            self._role,
+            self._bus_link,
+            self._bounds,
+            self._cost_meter,
+        ):
             metrics |= maker.metrics()
         if self._gpu_meter is not None:
             metrics |= self._gpu_meter.metrics()
@@ -281,8 +296,12 @@ class WorkerShell:
     def _make_runner(self, memory: ArenaMemory) -> tuple[ModelRunner, Callable[[], None]]:
         """In a thread of its own."""
         loaded = self._load_model(memory)
+        self._make_grammar_engine = loaded.grammar_engine
         self._gpu_meter = try_gpu_meter(self._config.device)
-        return self._role.make_runner(loaded, memory.segment), loaded.warm_up
+        return self._grammars.masking(self._role.make_runner(loaded, memory.segment)), loaded.warm_up
+
+    def _grammar_engine(self) -> GrammarEngine:
+        return self._make_grammar_engine()
 
     def _on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
         """A prompt with a wrong field is refused alone: the other requests of its gateway go on."""
@@ -351,7 +370,7 @@ class WorkerShell:
     def _interrupt(self) -> None:
         """Gateways have what was running here go on elsewhere, after the tokens that they have."""
         with contextlib.suppress(InboxFull):  # called again
-            self._prefixes.post(FailAllSequences(Failure(FailureReason.DRAINING, "this worker drains")))
+            self._grammars.post(FailAllSequences(Failure(FailureReason.DRAINING, "this worker drains")))
 
     async def _watch_lease(self) -> None:
         await self._arena.lost.wait()

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from tests.kernels.triton_cases.support import DEVICE, poisoned
@@ -118,7 +120,40 @@ def test_every_parameter_is_tried_here() -> None:
     default = SamplingParams()
     for field in fields(SamplingParams):
         is_tried = any(getattr(params, field.name) != getattr(default, field.name) for params in KINDS.values())
-        assert is_tried or field.name == "prompt_logprobs", field.name
+        # nothing is drawn by the one, and by the other what its mask says, which is tried below
+        assert is_tried or field.name in ("prompt_logprobs", "grammar"), field.name
+
+
+class Allowed(NamedTuple):
+    """The mask of a grammar."""
+
+    token_ids: tuple[int, ...]
+
+    def allowed(self) -> npt.NDArray[np.uint32]:
+        bits = np.zeros(-(-VOCAB_SIZE // 32) * 32, np.uint8)
+        bits[list(self.token_ids)] = 1
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def test_a_row_with_a_grammar_is_drawn_from_what_it_allows_beside_rows_without_one() -> None:
+    allowed = (3, 31, 32, 33, 500, VOCAB_SIZE - 1)
+    everything = replace(KINDS["everything"], logprobs=2)
+    grammars = [
+        SampleSpec(replace(params, seed=seed), seed, masked, history_of(), Allowed(allowed))
+        for params in (WARM, SamplingParams(temperature=0.0), everything)
+        for seed, masked in ((1, ()), (2, (500,)), (3, allowed))
+    ]
+    specs = [spec_of(WARM, 0), *grammars, spec_of(WARM, 1)]
+    logits = logits_of(len(specs))
+    result = sampled(logits, specs)
+    for number, spec in enumerate(specs):
+        kept = (
+            set(range(VOCAB_SIZE)) if spec.mask is None else set(allowed) - set(spec.masked_token_ids) or set(allowed)
+        )
+        ruled_out = tuple(sorted(set(range(VOCAB_SIZE)) - kept))
+        assert result.token_ids[100 - number] == by_definition(
+            logits[number], spec._replace(masked_token_ids=ruled_out)
+        )
 
 
 def test_rows_of_every_kind_in_one_batch_are_sampled_as_the_definition_says(

@@ -25,6 +25,8 @@ class ByteDetokenizer:
 
 
 class ByteTokenizer:
+    added_token_ids = frozenset({EOS})
+
     def __init__(self) -> None:
         self.num_encoded = 0
         self.encoded_with_special: list[bool] = []

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,8 @@ ADJUSTMENTS = {
         lambda bias: tuple(sorted(bias.items()))
     ),
 }
+GRAMMARS = {"grammar": st.just(None)}
+"""What counts of one is its mask."""
 REPORTS = {"logprobs": st.none() | st.integers(0, 3), "prompt_logprobs": st.none() | st.integers(0, 3)}
 """What changes no token."""
 params_of_any_kind = st.builds(SamplingParams, **FILTERS, **ADJUSTMENTS, **REPORTS)
@@ -44,8 +47,8 @@ token_lists = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20)
 
 
 def test_every_sampling_parameter_is_tried_here() -> None:
-    """One that is new belongs into one of the three, and into `reference_sampler`."""
-    assert {**FILTERS, **ADJUSTMENTS, **REPORTS}.keys() == {field.name for field in fields(SamplingParams)}
+    """One that is new belongs into one of these, and into `reference_sampler`."""
+    assert {**FILTERS, **ADJUSTMENTS, **REPORTS, **GRAMMARS}.keys() == {field.name for field in fields(SamplingParams)}
 
 
 def normal_rows(num_rows: int, vocab_size: int = VOCAB_SIZE, *, seed: int = 0, spread: float = 3.0) -> Logits:
@@ -136,6 +139,41 @@ def test_bias_penalties_and_mask_change_the_logits_as_the_definition_says(
     assert may_be_sampled(token_id, values, params)
     assert token_id not in masked
     np.testing.assert_array_equal(logits, before)
+
+
+class Allowed(NamedTuple):
+    """The mask of a grammar."""
+
+    token_ids: frozenset[int]
+
+    def allowed(self) -> npt.NDArray[np.uint32]:
+        return np.array([sum(1 << token_id for token_id in self.token_ids)], np.uint32)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    params=params_of_any_kind,
+    output=token_lists,
+    masked=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=5, unique=True).map(tuple),
+    allowed=st.frozensets(st.integers(0, VOCAB_SIZE - 1), min_size=1),
+    index=indices,
+)
+def test_with_a_grammar_only_what_it_allows_is_sampled_and_of_that_nothing_masked_if_there_is_more(
+    seed: int,
+    params: SamplingParams,
+    output: list[int],
+    masked: tuple[int, ...],
+    allowed: frozenset[int],
+    index: int,
+) -> None:
+    logits = normal_rows(1, seed=seed)
+    spec = spec_of(params, index, [], output, masked)._replace(mask=Allowed(allowed))
+    (token_id,) = sample_rows(logits, [spec])
+    left = allowed - set(masked) or allowed
+    assert token_id in left
+    ruled_out = [other for other in range(VOCAB_SIZE) if other not in left]
+    assert may_be_sampled(token_id, adjusted_logits(logits[0], params, [], output, ruled_out), params)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.core.errors import InvalidRequest
+from weir.core.grammar import GRAMMAR_KINDS, Grammar
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
 from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.rpc.conversions import (
@@ -45,6 +46,7 @@ OPTIONS = st.builds(
     presence_penalty=st.none() | FLOATS,
     frequency_penalty=st.none() | FLOATS,
     logit_bias=BIASES,
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(GRAMMAR_KINDS), TEXTS),
     stop=st.lists(TEXTS, max_size=3).map(tuple),
     stop_token_ids=st.lists(UINT32, max_size=3).map(tuple),
     include_stop=st.booleans(),
@@ -91,12 +93,23 @@ def test_every_sampling_parameter_crosses() -> None:
         "logit_bias": ((3, -100.0), (5, 1.5)),
         "logprobs": 0,
         "prompt_logprobs": 20,
+        "grammar": Grammar("regex", "é+"),
     }
     assert set(changed) == {field.name for field in fields(SamplingParams)}
     for name, value in changed.items():
         params = replace(SamplingParams(), **{name: value})
         assert sampling_from_pb(sampling_to_pb(params)) == params
         assert sampling_problems(sampling_to_pb(params)) == []
+
+
+def test_a_kind_of_grammar_that_is_not_known_is_named_and_never_a_free_answer() -> None:
+    message = sampling_to_pb(SamplingParams(logprobs=1, prompt_logprobs=1))
+    message.grammar.kind = 9  # type: ignore[assignment]  # of a newer peer
+    message.grammar.source = "a"
+    assert sampling_problems(message) == [("grammar.kind", "is 9; must be from 1 to 4")]
+    grammar = sampling_from_pb(message).grammar
+    assert grammar is not None
+    assert grammar.source == ""
 
 
 def test_an_absent_parameter_is_named_but_those_that_are_questions() -> None:

@@ -6,7 +6,8 @@ Of each field the values with which it changes nothing: it is taken with these, 
 from collections.abc import Mapping
 from typing import Any
 
-_NO_GRAMMAR = "is not served yet: nothing here holds an answer to a form"
+_OTHER_GRAMMAR = "is not served under this name: give response_format, or structured_outputs"
+_NO_GRAMMAR = "is not served here; chats and completions of OpenAI's API have it"
 _NO_TOOLS = 'is not served yet: nothing here makes an answer a valid call. Give tool_choice: "none" with it'
 _NO_MEDIA = "is not served: models here read and write text alone"
 _NO_SUCH_SAMPLING = "is another way to draw tokens, which is not served"
@@ -107,11 +108,10 @@ REASONS: Mapping[str, str] = {
             "guided_regex",
             "json_schema",
             "regex",
-            "response_format",
-            "structured_outputs",
         ),
-        _NO_GRAMMAR,
+        _OTHER_GRAMMAR,
     ),
+    **dict.fromkeys(("response_format", "structured_outputs"), _NO_GRAMMAR),
     **dict.fromkeys(("max_length", "max_new_tokens", "n_predict", "num_predict"), "is max_tokens here"),
     **dict.fromkeys(("repeat_penalty",), "is repetition_penalty here"),
     **dict.fromkeys(

@@ -13,6 +13,7 @@ from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
 from weir_gateway.frontends.openai.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, NO_TOOLS, REASONS
 from weir_gateway.frontends.openai.render import Rendering
+from weir_gateway.frontends.openai.structured import grammar_of
 from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import (
     ClientRequest,
@@ -93,6 +94,8 @@ class CommonBody(BaseModel):
     cache_salt: str | None = None
     cache_prompt: bool | None = None
     return_token_ids: bool | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
     parallel_tool_calls: bool | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
@@ -212,6 +215,7 @@ def _client_request(
     _check_tools(body, violations)
     stop = _stop_of(body.stop, violations)
     logit_bias = _logit_bias_of(body.logit_bias or {}, violations)
+    grammar, grammar_field = grammar_of(body.response_format, body.structured_outputs, violations)
     if body.prompt_logprobs is not None and body.is_stream:
         violations.append(FieldViolation("prompt_logprobs", "comes with whole answers only; leave stream out"))
     if violations:
@@ -224,11 +228,12 @@ def _client_request(
         operation=operation,
         prompt=prompts[0],
         more_prompts=tuple(prompts[1:]),
-        names=names,
+        names={**names, "grammar": grammar_field},
         options=GenerateOptions(
             model=body.model or "",
             lane=body.lane or "",
             logit_bias=logit_bias,
+            grammar=grammar,
             stop=stop,
             stop_token_ids=tuple(body.stop_token_ids or ()),
             include_stop=bool(body.include_stop_str_in_output),

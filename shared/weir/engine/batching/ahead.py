@@ -34,12 +34,13 @@ def going_on(chunks: Seq[ChunkPlan], owners: Seq[Sequence | None], members: Seq[
 
 
 def _only_decodes(sequence: Sequence) -> bool:
-    """A history of tokens (for penalties) would lack the one that is not known yet."""
+    """A history of tokens (for penalties) would lack the one that is not known yet, and so would a grammar's mask."""
     return (
         sequence.stage is Stage.RUNNING
         and sequence.preempted_since_s is None
         and sequence.stalled_since_s is None
         and sequence.history is None
+        and sequence.grammar is None
         and sequence.num_uncomputed == 1
     )
 

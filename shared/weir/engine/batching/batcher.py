@@ -214,6 +214,8 @@ class Batcher(ABC):
             self._begun(sequence)
         for sequence, reason in sampled.ended:
             self._end(sequence, reason=reason)
+        for sequence, failure in sampled.failed:
+            self._end(sequence, failure=failure)
 
     def fail_step(self, plan: StepPlan, failure: Failure) -> None:
         """The step did not run: its sequences end, the others go on."""
@@ -338,8 +340,6 @@ class Batcher(ABC):
         if slot is None and has_waited and self.kept_ends.release_oldest():
             return self.pool.try_take_slot()
         return slot
-
-    # For batchers that preempt or hold rows.
 
     def _swap_plan(self) -> SwapPlan | None:
         """The copies of the step being decided; None if no pages leave or come back."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.core.grammar import GRAMMAR_KINDS, Grammar
 from weir.core.life import NO_PREFERENCE, Attempt, FinishReason, SchedulingParams
 from weir.core.sampling import (
     MAX_LOGIT_BIAS,
@@ -21,11 +22,13 @@ from weir.kv.prefixes import HASH_BYTES
 
 _MAX_TEXT_BYTES = 64
 _NOT_ASKED = -1
+_FREE = 0
+"""Instead of the number of a kind of grammar, counted from 1."""
 _EMPTY = -1
 
 _CRC = struct.Struct("<I")
 _LENGTHS = struct.Struct("<QIIIIIIQIIIII")
-_PARAMS = struct.Struct(f"<64s64s64s64s6dQIIIIiiiII{HASH_BYTES}sdIdI")
+_PARAMS = struct.Struct(f"<64s64s64s64s6dQIIIIiiiII{HASH_BYTES}sdIdII")
 _STOP_ID = np.dtype("<i4")
 _BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
 _LOGPROBS = np.dtype(
@@ -172,7 +175,8 @@ def try_unpack_header(packed: bytes, params_area: memoryview) -> RecordHeader | 
 
 
 def pack_params(params: SequenceParams) -> bytes:
-    """All but the prompt, which is in the token log, and the attempt, which may rise: at most MAX_PARAMS_BYTES.
+    """All but the prompt, which is in the token log, the attempt, which may rise, and the source of a grammar, which is
+    in the annex: at most MAX_PARAMS_BYTES.
 
     Raises ValueError for more stop ids or biases than a record holds.
     """
@@ -209,18 +213,26 @@ def pack_params(params: SequenceParams) -> bytes:
         params.scheduling.itl_target_ms,
         params.scheduling.predicted_output_tokens,
         params.keep_ms,
+        _FREE if sampling.grammar is None else 1 + GRAMMAR_KINDS.index(sampling.grammar.kind),
     )
     stop_ids = np.array(stop.stop_token_ids, _STOP_ID)
     return head + stop_ids.tobytes() + np.array(list(sampling.logit_bias), _BIAS).tobytes()
 
 
-def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> SequenceParams:
-    """The parameters of a publication, with the prompt as the token log has it."""
+def has_grammar(header: RecordHeader) -> bool:
+    """Whether there is an annex that belongs to it."""
+    return int(_PARAMS.unpack_from(header.params_bytes)[-1]) != _FREE
+
+
+def unpack_params(
+    header: RecordHeader, prompt_token_ids: tuple[int, ...], grammar_source: bytes = b""
+) -> SequenceParams:
+    """The parameters of a publication, with the prompt as the token log has it, and a grammar's source as the annex."""
     fields = _PARAMS.unpack_from(header.params_bytes)
     temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = fields[4:10]
     seed, top_k, max_tokens, min_tokens, num_reserved_pages, lane_priority = fields[10:16]
     logprobs, prompt_logprobs = (None if number == _NOT_ASKED else number for number in fields[16:18])
-    num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted, keep_ms = fields[18:]
+    num_stop_ids, num_biases, prefix_seed, rank, itl_target_ms, predicted, keep_ms, kind = fields[18:]
     stop_ids = np.frombuffer(header.params_bytes, _STOP_ID, num_stop_ids, _PARAMS.size)
     biases = np.frombuffer(header.params_bytes, _BIAS, num_biases, _PARAMS.size + stop_ids.nbytes)
     return SequenceParams(
@@ -240,6 +252,7 @@ def unpack_params(header: RecordHeader, prompt_token_ids: tuple[int, ...]) -> Se
             logit_bias=tuple(biases.tolist()),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            grammar=None if kind == _FREE else Grammar(GRAMMAR_KINDS[kind - 1], grammar_source.decode()),
         ),
         stop=StopRules(max_tokens, tuple(stop_ids.tolist()), min_tokens),
         num_reserved_pages=num_reserved_pages,

@@ -27,7 +27,7 @@ from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry
 from weir.kv.layout import RECORD_HEADER_BYTES, RECORD_LOGPROBS_BYTES, RECORD_PARAMS_BYTES
-from weir.kv.records.annex import RecordAnnex
+from weir.kv.records.annex import AnnexFull, DamagedAnnex, RecordAnnex
 from weir.kv.records.format import (
     PACKED_HEADER_BYTES,
     RUNS,
@@ -37,6 +37,7 @@ from weir.kv.records.format import (
     SequenceParams,
     SequenceSnapshot,
     end_code_of,
+    has_grammar,
     pack_lengths,
     pack_params,
     seal_header,
@@ -101,6 +102,7 @@ class SequenceRecord:
             num_left = self._max_tokens - num_prompt_tokens
             raise ValueError(f"output_token_ids: {len(output_token_ids)} ids, allowed are 0 to {num_left}")
         self.clear()
+        self._write_grammar(params)
         self._params[: len(params_bytes)] = params_bytes
         if params.sampling.logprobs is not None:
             self._logprobs.clear()
@@ -223,7 +225,11 @@ class SequenceRecord:
         if self._writer is None:
             self._writer = _writer_after(header)
         token_ids = tuple(array("i", log))
-        params = unpack_params(header, token_ids[: header.num_prompt_tokens])
+        try:
+            source = self._read_grammar(header)
+        except DamagedAnnex:
+            return None
+        params = unpack_params(header, token_ids[: header.num_prompt_tokens], source)
         output_token_ids = token_ids[header.num_prompt_tokens :]
         return SequenceSnapshot(
             params=params,
@@ -244,6 +250,10 @@ class SequenceRecord:
             return f"the checksum of its {header.num_tokens} tokens is wrong"
         if zlib.crc32(self._block_table[: header.num_pages]) != header.table_crc:
             return f"the checksum of its block table of {header.num_pages} pages is wrong"
+        try:
+            self._read_grammar(header)
+        except DamagedAnnex as error:
+            return str(error)
         return ""
 
     def summarize(self) -> RecordSummary | None:
@@ -282,6 +292,27 @@ class SequenceRecord:
         if self._annex is not None:
             self._annex.clear()
         self._writer = None
+
+    def _write_grammar(self, params: SequenceParams) -> None:
+        """Raises ValueError if there is no room for it."""
+        grammar = params.sampling.grammar
+        if grammar is None:
+            return
+        if self._annex is None:
+            raise ValueError("grammar: this record has no annex to keep it in")
+        try:
+            self._annex.write(grammar.source.encode())
+        except AnnexFull as error:
+            raise ValueError(f"grammar: {error}") from error
+
+    def _read_grammar(self, header: RecordHeader) -> bytes:
+        """Raises DamagedAnnex."""
+        if not has_grammar(header):
+            return b""
+        source = None if self._annex is None else self._annex.read()
+        if source is None:
+            raise DamagedAnnex("its annex, which should have the source of a grammar, is empty")
+        return source
 
     def _require_writer(self) -> _Writer:
         if self._writer is None:

@@ -76,6 +76,8 @@ class Tokenizer:
     """Of one model. Safe to share between threads once loaded."""
 
     def __init__(self, backend: tokenizers.Tokenizer, decoder: TokenDecoder, special_ids: frozenset[int]) -> None:
+        self.added_token_ids = frozenset(backend.get_added_tokens_decoder())
+        """Those that are found in texts before anything else, the special ones among them."""
         self._backend = backend
         self._decoder = decoder
         self._all_bytes = _TokenBytes(self._find_bytes)

@@ -79,7 +79,7 @@ class DeviceSampler:
         told = [number for number, spec in enumerate(specs) if spec.params.logprobs is not None]
         arrays = [
             *draw_arrays(specs),
-            *(_adjust_arrays(adjusted, specs) if adjusted else ()),
+            *(_adjust_arrays(adjusted, specs, self._vocab_size) if adjusted else ()),
             *(_filter_arrays(filtered, specs, self._vocab_size) if filtered else ()),
             *(_logprob_arrays(told, specs, self._vocab_size) if told else ()),
         ]
@@ -154,7 +154,7 @@ def _on_host(values: torch.Tensor) -> torch.Tensor:
 
 
 def _is_adjusted(spec: SampleSpec) -> bool:
-    return bool(spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties)
+    return bool(spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties or spec.mask is not None)
 
 
 def _is_filtered(spec: SampleSpec, vocab_size: int) -> bool:
@@ -194,22 +194,31 @@ class _Adjusted(NamedTuple):
     bias: tuple[tuple[int, float], ...]
     history: TokenHistory
     penalties: tuple[float, float, float]
-    masked: tuple[int, ...]
+    masked: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, spec: SampleSpec) -> "_Adjusted":
+    def of(cls, spec: SampleSpec, vocab_size: int) -> "_Adjusted":
         params, history = spec.params, _NO_HISTORY
         if params.has_penalties:
             if spec.history is None:
                 raise InternalError("a token with penalties was planned without the tokens before it")
             history = spec.history
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        return cls(params.logit_bias, history, penalties, spec.masked_token_ids)
+        return cls(params.logit_bias, history, penalties, _masked_ids(spec, vocab_size))
 
 
-def _adjust_arrays(numbers: Sequence[int], specs: Sequence[SampleSpec]) -> tuple[HostArray, ...]:
+def _masked_ids(spec: SampleSpec, vocab_size: int) -> npt.NDArray[np.int32]:
+    """Of a row with a grammar nearly the whole vocabulary, a copy of a few hundred kilobytes."""
+    allowed = spec.allowed()
+    if allowed is None:
+        return np.array(spec.masked_token_ids, np.int32)
+    bits = np.unpackbits(allowed.view(np.uint8), count=vocab_size, bitorder="little")
+    return np.flatnonzero(bits == 0).astype(np.int32)
+
+
+def _adjust_arrays(numbers: Sequence[int], specs: Sequence[SampleSpec], vocab_size: int) -> tuple[HostArray, ...]:
     """As `AdjustIndex` has them."""
-    rows = [_Adjusted.of(specs[number]) for number in numbers]
+    rows = [_Adjusted.of(specs[number], vocab_size) for number in numbers]
     bias = [entry for row in rows for entry in row.bias]
     histories = [row.history.token_ids for row in rows]
     history_firsts = _firsts([len(history) for history in histories])
@@ -224,7 +233,7 @@ def _adjust_arrays(numbers: Sequence[int], specs: Sequence[SampleSpec]) -> tuple
         np.concatenate(histories),
         np.array([row.penalties for row in rows], np.float64),
         _firsts([len(row.masked) for row in rows]),
-        np.array([token_id for row in rows for token_id in row.masked], np.int32),
+        np.concatenate([row.masked for row in rows]),
     )
 
 

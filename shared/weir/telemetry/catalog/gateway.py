@@ -13,6 +13,11 @@ refused_total > weir_gateway_requests_refused_total: Accepted requests that the 
 rejected_total > weir_gateway_requests_rejected_total: Requests that were never accepted, whatever was wrong.
 rejected_*_total > weir_gateway_rejections_total by error: Requests that were never accepted, by the kind of error.
 refused_*_total > weir_gateway_refusals_total by reason: Requests that the scheduler refused or gave up, by its reason.
+grammars_waiting: Requests whose grammars are being compiled.
+grammars_compiled_total: Grammars of answers that were compiled.
+grammars_refused_total: Grammars that cannot be used.
+grammar_cache_hits_total: Times a grammar was compiled already.
+grammar_compile_s_total: What compiling took, those that were refused too.
 entry_refused_total > weir_gateway_entry_refused_total: Requests refused on arrival for what waits already.
 entry_refused_*_total > weir_gateway_entry_refusals_total by reason: Requests refused on arrival, by what was full.
 entry_waiting > weir_gateway_entry_waiting: Admitted requests that wait for their turn to be read.

@@ -64,6 +64,13 @@ unwanted_hand_offs_total: Sequences handed here that nobody wanted any more.
 arena_refusals_total: Calls that the transfer service refused.
 arena_silences_total: Calls that the transfer service did not answer.
 match_failures_total: Searches for cached beginnings that failed.
+grammars_waiting: Sequences whose grammars are being compiled.
+grammars_compiled_total: Grammars of answers that were compiled.
+grammars_refused_total: Grammars that cannot be used.
+grammar_cache_hits_total: Times a grammar was compiled already.
+grammar_compile_s_total: What compiling took, those that were refused too.
+grammar_masks_total: Masks of grammars: one a token.
+grammar_mask_s_total: What the masks took, in a thread beside the steps.
 releases_under_way: Pages that are being given back, in calls.
 registry_failures_total: Entries of the registry that could not be written.
 worker_rules_refused_total: Bounds of the scheduler that could not be read.

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/types.proto\x12\x07weir.v1\"-\n\x07\x41ttempt\x12\x10\n\x08\x64ispatch\x18\x01 \x01(\r\x12\x10\n\x08\x61\x64option\x18\x02 \x01(\r\"\x96\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12:\n\nlogit_bias\x18\t \x03(\x0b\x32&.weir.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x08\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"o\n\x10SchedulingParams\x12\x15\n\rlane_priority\x18\x01 \x01(\x05\x12\x0c\n\x04rank\x18\x02 \x01(\x01\x12\x15\n\ritl_target_ms\x18\x03 \x01(\r\x12\x1f\n\x17predicted_output_tokens\x18\x04 \x01(\x01\"m\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/types.proto\x12\x07weir.v1\"-\n\x07\x41ttempt\x12\x10\n\x08\x64ispatch\x18\x01 \x01(\r\x12\x10\n\x08\x61\x64option\x18\x02 \x01(\r\"\xb9\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12:\n\nlogit_bias\x18\t \x03(\x0b\x32&.weir.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x08\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\t\x88\x01\x01\x12!\n\x07grammar\x18\x0c \x01(\x0b\x32\x10.weir.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"=\n\x07Grammar\x12\"\n\x04kind\x18\x01 \x01(\x0e\x32\x14.weir.v1.GrammarKind\x12\x0e\n\x06source\x18\x02 \x01(\t\"o\n\x10SchedulingParams\x12\x15\n\rlane_priority\x18\x01 \x01(\x05\x12\x0c\n\x04rank\x18\x02 \x01(\x01\x12\x15\n\ritl_target_ms\x18\x03 \x01(\r\x12\x1f\n\x17predicted_output_tokens\x18\x04 \x01(\x01\"m\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r*\x94\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x17\n\x13GRAMMAR_KIND_CHOICE\x10\x03\x12\x18\n\x14GRAMMAR_KIND_GRAMMAR\x10\x04*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=931
-  _globals['_FINISHREASON']._serialized_end=1083
+  _globals['_GRAMMARKIND']._serialized_start=1029
+  _globals['_GRAMMARKIND']._serialized_end=1177
+  _globals['_FINISHREASON']._serialized_start=1180
+  _globals['_FINISHREASON']._serialized_end=1332
   _globals['_ATTEMPT']._serialized_start=32
   _globals['_ATTEMPT']._serialized_end=77
   _globals['_SAMPLINGPARAMS']._serialized_start=80
-  _globals['_SAMPLINGPARAMS']._serialized_end=614
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=412
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=460
-  _globals['_SCHEDULINGPARAMS']._serialized_start=616
-  _globals['_SCHEDULINGPARAMS']._serialized_end=727
-  _globals['_TOKENLOGPROBS']._serialized_start=729
-  _globals['_TOKENLOGPROBS']._serialized_end=838
-  _globals['_USAGE']._serialized_start=840
-  _globals['_USAGE']._serialized_end=928
+  _globals['_SAMPLINGPARAMS']._serialized_end=649
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=447
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=495
+  _globals['_GRAMMAR']._serialized_start=651
+  _globals['_GRAMMAR']._serialized_end=712
+  _globals['_SCHEDULINGPARAMS']._serialized_start=714
+  _globals['_SCHEDULINGPARAMS']._serialized_end=825
+  _globals['_TOKENLOGPROBS']._serialized_start=827
+  _globals['_TOKENLOGPROBS']._serialized_end=936
+  _globals['_USAGE']._serialized_start=938
+  _globals['_USAGE']._serialized_end=1026
 # @@protoc_insertion_point(module_scope)

@@ -5,7 +5,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,13 +14,17 @@ from weir.core.errors import InternalError
 from weir.engine.batching.batcher import BatchLimits
 from weir.engine.memory.swapping import HostPages, PageBytes
 from weir.engine.plan import ModelRunner
+from weir.grammar.protocol import GrammarEngine, GrammarError
 from weir.kv.memory.device import ArenaMemory
 from weir.model.cpu.core_share import CoreShare, FixedShare
 from weir.model.device_check import check_device
+from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, int8_obstacle, page_geometry
+from weir.model.tokens.tokenizer import load_tokenizer
+from weir.model.tokens.vocabulary import vocabulary_of
 from weir.runtime.extras import check_extra
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.core_budget import CoreBudget
@@ -66,6 +70,11 @@ def read_model_spec(config: WorkerConfig) -> ModelSpec:
     return ModelSpec(name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes)
 
 
+def no_grammars() -> GrammarEngine:
+    """Raises GrammarError."""
+    raise GrammarError("this worker holds no answers to grammars")
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A runner over an arena's pages, what makes it fast once run in the engine's thread, and these pages as bytes."""
@@ -73,6 +82,8 @@ class LoadedModel:
     runner: ModelRunner
     warm_up: Callable[[], None]
     pages: PageBytes
+    grammar_engine: Callable[[], GrammarEngine] = no_grammars
+    """Over the model's vocabulary. Raises GrammarError."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +91,19 @@ class Loading:
     """A model on its way into memory."""
 
     imports: "Future[None]"
+    grammars: "Future[GrammarEngine]"
     over: Callable[[ArenaMemory], LoadedModel]
     """Waits for the weights: call it in a thread. Raises what loading has raised."""
 
     def wait_for_imports(self) -> None:
-        """Until no library of the model has to be imported any more; raises what that has raised.
+        """Until no library of the model has to be imported any more, nor its vocabulary read; raises what the first
+        has raised.
 
-        An import may hold the interpreter's lock for seconds. A process that has a lease cannot renew it meanwhile, and
+        Either may hold the interpreter's lock for seconds. A process that has a lease cannot renew it meanwhile, and
         one that loses its lease is killed: attach to no arena before.
         """
         self.imports.result(_LOAD_TIMEOUT_S)
+        wait([self.grammars], _LOAD_TIMEOUT_S)
 
 
 def begin_loading(config: WorkerConfig, spec: "Future[ModelSpec]") -> Loading:
@@ -101,13 +115,26 @@ def begin_loading(config: WorkerConfig, spec: "Future[ModelSpec]") -> Loading:
     """
     check_extra("worker", "a worker")
     check_device(config.device)
+    grammars = start_in_thread(lambda: load_grammar_engine(config), "vocabulary")
     if config.device == "cpu":
         imports = start_in_thread(lambda: _import_for_cpu(config), "imports")
         weights = start_in_thread(lambda: _load(config, imports), "weights")
-        return Loading(imports, lambda arena: _over_segment(weights, arena))
+        return Loading(imports, grammars, lambda arena: _over_segment(weights, arena, grammars))
     imports = start_in_thread(lambda: _import_for_device(config), "imports")
     on_device = start_in_thread(lambda: _load_on_device(config, imports, spec), "weights")
-    return Loading(imports, lambda arena: _over_device(on_device, arena, config))
+    return Loading(imports, grammars, lambda arena: _over_device(on_device, arena, config, grammars))
+
+
+def load_grammar_engine(config: WorkerConfig) -> GrammarEngine:
+    """Over the model's vocabulary. Raises GrammarError."""
+    from weir.grammar.llguidance_engine import LlguidanceEngine  # noqa: PLC0415 - in this thread and not before
+
+    try:
+        source = resolve_model(config.model_reference)
+        model, tokenizer = load_model_config(source), load_tokenizer(source)
+    except ModelError as error:
+        raise GrammarError(f"this worker cannot read the model's vocabulary: {error}") from error
+    return LlguidanceEngine(vocabulary_of(tokenizer, model.vocab_size, model.eos_token_ids))
 
 
 def start_in_thread(work: Callable[[], _T], name: str) -> "Future[_T]":
@@ -139,13 +166,17 @@ def core_share_of(config: WorkerConfig, arithmetic: Arithmetic) -> CoreShare:
         return equal_share
 
 
-def _over_segment(weights: "Future[LoadedWeights]", arena: ArenaMemory) -> LoadedModel:
+def _over_segment(
+    weights: "Future[LoadedWeights]", arena: ArenaMemory, grammars: "Future[GrammarEngine]"
+) -> LoadedModel:
     pages = arena.segment.pages
     runner = weights.result(_LOAD_TIMEOUT_S).runner_over(pages)
-    return LoadedModel(runner, runner.warm_up, HostPages(pages))
+    return LoadedModel(runner, runner.warm_up, HostPages(pages), grammars.result)
 
 
-def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: WorkerConfig) -> LoadedModel:
+def _over_device(
+    weights: "Future[DeviceWeights]", arena: ArenaMemory, config: WorkerConfig, grammars: "Future[GrammarEngine]"
+) -> LoadedModel:
     if arena.pages is None:
         raise InternalError(f"device {config.device}: the pages of this arena are in its segment")
     runner = weights.result(_LOAD_TIMEOUT_S).runner_over(
@@ -155,7 +186,7 @@ def _over_device(weights: "Future[DeviceWeights]", arena: ArenaMemory, config: W
         max_sequences=config.most_num_seqs,
         is_exact=config.exact,
     )
-    return LoadedModel(runner, runner.warm_up, runner.pages)
+    return LoadedModel(runner, runner.warm_up, runner.pages, grammars.result)
 
 
 def _import_for_device(config: WorkerConfig) -> None:

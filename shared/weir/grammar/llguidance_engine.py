@@ -1,0 +1,150 @@
+"""The engine of the package llguidance: Earley's algorithm over lexemes that are derived as they come.
+
+Nearly nothing is computed ahead, so a schema compiles in milliseconds; each mask is a walk over the vocabulary as a
+trie. A keyword of JSON Schema that it does not know is an error. Source: guidance-ai/llguidance, `docs/`.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from weir.core.grammar import Grammar
+from weir.grammar.protocol import ALL_TOKENS, CompiledGrammar, GrammarError, Matcher, Vocabulary, Words
+from weir.grammar.sources import check_source, choices_of
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_MAX_SHOWN_CHARS = 300
+_REASON = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re.MULTILINE)
+# Overrides count above what a schema says of itself (`x-guidance`). White space is bounded: models never end it.
+_JSON_OPTIONS: "JsonCompileOptions" = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
+    "item_separator": ",",
+    "key_separator": ":",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+class LlguidanceEngine:
+    """Implements `weir.grammar.protocol.GrammarEngine`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Takes some tenths of a second. Raises GrammarError for a vocabulary in which no output can end."""
+        num_tokens = len(vocabulary.token_bytes)
+        ends = [token_id for token_id in vocabulary.end_token_ids if token_id < num_tokens]
+        if not ends:
+            raise GrammarError("this model has no end-of-text token, so no grammar could say where its answer ends")
+        wrapper = TokenizerWrapper(_TokenizerOfVocabulary(vocabulary, ends))
+        self._tokenizer = LLTokenizer(wrapper, n_vocab=num_tokens, eos_token=ends)
+        self._limits = _limits()
+        self._num_words = vocabulary.num_words
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Without the interpreter's lock, but for reading the source."""
+        check_source(grammar)
+        try:
+            source = _llguidance_source(grammar)
+        except ValueError as error:
+            raise GrammarError(_shown(str(error))) from None
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise GrammarError(_shown(matcher.get_error()))
+        compiled = _Compiled(matcher)
+        # a grammar without any text, as of an endless recursion, shows at the first mask
+        first = compiled.matcher()
+        words = np.zeros(self._num_words, np.uint32)
+        first.fill(words)
+        if first.error or not words.any():
+            raise GrammarError("has no text: it goes on for ever, or is too large for one step")
+        return compiled
+
+
+class _TokenizerOfVocabulary:
+    """What `TokenizerWrapper` wants. One that takes no bytes is asked for texts."""
+
+    def __init__(self, vocabulary: Vocabulary, end_token_ids: Sequence[int]) -> None:
+        self.tokens = list(vocabulary.token_bytes)
+        self.special_token_ids = sorted({*vocabulary.special_token_ids, *end_token_ids})
+        self.eos_token_id = end_token_ids[0]
+        self.bos_token_id = None
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            raise TypeError("takes texts")
+        return self._encode(text)
+
+
+class _Compiled(NamedTuple):
+    pristine: LLMatcher
+
+    def matcher(self) -> Matcher:
+        return _LlguidanceMatcher(self.pristine.deep_copy())
+
+
+class _LlguidanceMatcher:
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        if not self._matcher.is_error():
+            self._matcher.consume_tokens(list(token_ids))
+
+    def fill(self, words: Words) -> None:
+        """Without the interpreter's lock."""
+        if not self._matcher.is_error():
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            words.fill(ALL_TOKENS)
+
+    @property
+    def error(self) -> str:
+        return self._matcher.get_error() if self._matcher.is_error() else ""
+
+
+def _limits() -> LLParserLimits:
+    """What compiling and one mask may take: less than a second of a core, and some hundredths."""
+    return LLParserLimits(
+        initial_lexer_fuel=250_000,
+        max_grammar_size=100_000,
+        step_lexer_fuel=50_000,
+        step_max_items=20_000,
+        max_items_in_row=1_000,
+        max_lexer_states=20_000,
+        verbose_errors=False,
+    )
+
+
+def _llguidance_source(grammar: Grammar) -> str:
+    """Raises ValueError and GrammarError."""
+    match grammar.kind:
+        case "json_schema":
+            _check_schema(grammar.source)
+            return LLMatcher.grammar_from_json_schema(grammar.source, overrides=_JSON_OPTIONS)
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "choice":
+            texts = (json.dumps(text, ensure_ascii=False) for text in choices_of(grammar))
+            return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+        case "grammar":
+            return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def _check_schema(source: str) -> None:
+    """llguidance would take the schema of anything else for any text."""
+    if not source.lstrip().startswith("{"):
+        raise GrammarError("must be a JSON schema, which is an object")
+
+
+def _shown(message: str) -> str:
+    """Of the engine's message what a person wants, on one line: of a regular expression's, what comes at its end."""
+    reason = _REASON.search(message)
+    line = " ".join((reason[1] if reason else message).replace("<non-verbose/>", "").split())
+    return line if len(line) <= _MAX_SHOWN_CHARS else line[: _MAX_SHOWN_CHARS - 1] + "…"
