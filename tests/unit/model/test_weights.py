@@ -62,8 +62,13 @@ def test_a_folder_of_several_files_is_one_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_every_tensor_has_a_place_of_its_own_in_one_memory(tied: bool) -> None:
-    optional = {"query_key_value_bias": True, "attention_output_bias": True, "query_key_norm": True}
-    config = replace(shape_named("tiny"), tie_word_embeddings=tied, **optional)
+    config = replace(
+        shape_named("tiny"),
+        query_key_value_bias=True,
+        attention_output_bias=True,
+        query_key_norm=True,
+        tie_word_embeddings=tied,
+    )
     shapes = tensor_shapes(config)
     numbers = {name: float(number) for number, name in enumerate(shapes, 1)}
     kept = WeightFormat(torch.float32)
