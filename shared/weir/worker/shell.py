@@ -35,7 +35,6 @@ from weir.engine.messages import (
     SetPolicy,
 )
 from weir.engine.plan import ModelRunner
-from weir.grammar.protocol import GrammarEngine
 from weir.kv.geometry import PAGE_TOKENS, num_reservable_pages
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
@@ -51,7 +50,7 @@ from weir.worker.bus_link import BusLink
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
 from weir.worker.engine.gpu_meter import GpuMeter, try_gpu_meter
-from weir.worker.engine.model_loading import LoadedModel, ModelSpec, no_grammars
+from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.engine.step_histograms import StepHistograms
 from weir.worker.engine.step_ring import StepRing
 from weir.worker.requests.commands import start_from_pb
@@ -154,17 +153,10 @@ class WorkerShell:
         self._keeper = PageKeeper(self._arena, post, context.request_shutdown)
         self._prefixes = Prefixes(self._arena, self._keeper, post, context.request_shutdown)
         self._hub = StreamHub(clock)
-        self._make_grammar_engine: Callable[[], GrammarEngine] = no_grammars  # until the model is loaded
-        self._grammars = WorkerGrammars(
-            self._grammar_engine, model.vocab_size, self._prefixes.post, context.request_shutdown
-        )
+        self._grammars = WorkerGrammars(model.vocab_size, self._prefixes.post, context.request_shutdown)
         self._manager = RequestManager(limits, self._grammars.post, self._hub, clock)
         self._end_releases = EndReleases(
-            post,
-            self._manager.is_end_sent,
-            clock,
-            kept_s=limits.ended_kept_s,
-            max_kept_s=limits.max_ended_kept_s,
+            post, self._manager.is_end_sent, clock, kept_s=limits.ended_kept_s, max_kept_s=limits.max_ended_kept_s
         )
         parts = RoleParts(
             context.process_id, self._arena, self._keeper, self._prefixes, self._manager, post, context.request_shutdown
@@ -296,12 +288,9 @@ class WorkerShell:
     def _make_runner(self, memory: ArenaMemory) -> tuple[ModelRunner, Callable[[], None]]:
         """In a thread of its own."""
         loaded = self._load_model(memory)
-        self._make_grammar_engine = loaded.grammar_engine
         self._gpu_meter = try_gpu_meter(self._config.device)
-        return self._grammars.masking(self._role.make_runner(loaded, memory.segment)), loaded.warm_up
-
-    def _grammar_engine(self) -> GrammarEngine:
-        return self._make_grammar_engine()
+        runner = self._role.make_runner(loaded, memory.segment)
+        return self._grammars.masking(runner, loaded.grammar_engine), loaded.warm_up
 
     def _on_start(self, stream: GatewayStream, key: SequenceKey, start: worker_pb2.Start) -> None:
         """A prompt with a wrong field is refused alone: the other requests of its gateway go on."""

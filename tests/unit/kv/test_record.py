@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.core.grammar import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from weir.core.life import Attempt, FinishReason, SchedulingParams
 from weir.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams, StopRules
 from weir.kv.arena.segment import Segment
@@ -371,40 +370,6 @@ def test_every_sampling_parameter_is_kept(params: SequenceParams) -> None:
     snapshot = SequenceRecord(memory, _GEOMETRY).read()
     assert snapshot is not None
     assert snapshot.params.sampling == sampling
-
-
-@pytest.mark.parametrize("kind", GRAMMAR_KINDS)
-def test_a_grammar_is_kept_in_the_annex(segment: Segment, params: SequenceParams, kind: GrammarKind) -> None:
-    grammar = Grammar(kind, "é" * (MAX_GRAMMAR_BYTES // 2))
-    sampling = replace(params.sampling, grammar=grammar)
-    record = segment.record(3)
-    record.begin(replace(params, sampling=sampling))
-    record.append_token(99)
-    record.publish(num_computed_tokens=4)
-    snapshot = Segment.open(segment.path).record(3).read()
-    assert snapshot is not None
-    assert snapshot.params.sampling == sampling
-    record.begin(params)
-    record.publish(num_computed_tokens=0)
-    later = Segment.open(segment.path).record(3).read()
-    assert later is not None
-    assert later.params.sampling.grammar is None
-
-
-def test_a_record_without_the_grammar_that_it_should_have_is_not_read(segment: Segment, params: SequenceParams) -> None:
-    """Else its sequence would go on as a free one."""
-    record = segment.record(3)
-    record.begin(replace(params, sampling=replace(params.sampling, grammar=Grammar("regex", "a+"))))
-    record.publish(num_computed_tokens=0)
-    segment.annex(3).clear()
-    assert segment.record(3).read() is None
-    assert segment.record(3).why_unreadable() == "its annex, which should have the source of a grammar, is empty"
-
-
-def test_a_record_without_an_annex_takes_no_grammar(params: SequenceParams) -> None:
-    record = SequenceRecord(_memory(), _GEOMETRY)
-    with pytest.raises(ValueError, match="no annex to keep it in"):
-        record.begin(replace(params, sampling=replace(params.sampling, grammar=Grammar("regex", "a+"))))
 
 
 def test_the_packed_form_changes_only_with_the_version_of_the_layout() -> None:

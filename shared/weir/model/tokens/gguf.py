@@ -83,7 +83,7 @@ PRE_TOKENIZATIONS: Mapping[str, PreTokenization] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """Tokens by id, as many types, and ids by token."""
 
     path: Path
@@ -101,7 +101,7 @@ class Vocabulary:
         return self.tokens[token_id]
 
 
-def read_vocabulary(gguf: GgufFile) -> Vocabulary:
+def read_vocabulary(gguf: GgufFile) -> GgufVocabulary:
     """Raises ModelError: tokens are missing, occur twice, or do not fit their types."""
     tokens = strings(gguf, "tokenizer.ggml.tokens")
     id_of = {token: token_id for token_id, token in enumerate(tokens)}
@@ -113,7 +113,7 @@ def read_vocabulary(gguf: GgufFile) -> Vocabulary:
             f"{gguf.path}: tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens, "
             "expected as many integers"
         )
-    return Vocabulary(gguf.path, tokens, types, id_of)
+    return GgufVocabulary(gguf.path, tokens, types, id_of)
 
 
 def strings(gguf: GgufFile, key: str) -> list[str]:
@@ -161,7 +161,7 @@ def _pre_tokenization(gguf: GgufFile) -> PreTokenization:
     return found
 
 
-def _byte_level(gguf: GgufFile, vocabulary: Vocabulary, pre_tokenization: PreTokenization) -> Tokenizer:
+def _byte_level(gguf: GgufFile, vocabulary: GgufVocabulary, pre_tokenization: PreTokenization) -> Tokenizer:
     merges = [_split_merge(vocabulary, merge) for merge in strings(gguf, "tokenizer.ggml.merges")]
     model = models.BPE(vocab=dict(vocabulary.id_of), merges=merges, ignore_merges=pre_tokenization.takes_whole_words)
     tokenizer = Tokenizer(model)
@@ -172,13 +172,13 @@ def _byte_level(gguf: GgufFile, vocabulary: Vocabulary, pre_tokenization: PreTok
     return tokenizer
 
 
-def _add_special_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary, control: Iterable[str]) -> None:
+def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary, control: Iterable[str]) -> None:
     user_defined = vocabulary.of_type(TokenType.USER_DEFINED)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_defined])
 
 
-def _set_bos(tokenizer: Tokenizer, gguf: GgufFile, vocabulary: Vocabulary, adds_bos: bool) -> None:
+def _set_bos(tokenizer: Tokenizer, gguf: GgufFile, vocabulary: GgufVocabulary, adds_bos: bool) -> None:
     if not gguf.find("tokenizer.ggml.add_bos_token", bool, adds_bos):
         return
     key = "tokenizer.ggml.bos_token_id"
@@ -187,7 +187,7 @@ def _set_bos(tokenizer: Tokenizer, gguf: GgufFile, vocabulary: Vocabulary, adds_
     tokenizer.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, bos_id)])
 
 
-def _split_merge(vocabulary: Vocabulary, merge: str) -> tuple[str, str]:
+def _split_merge(vocabulary: GgufVocabulary, merge: str) -> tuple[str, str]:
     """Checked here: the tokenizers library ends the process with a panic over some that do not fit."""
     left, space, right = merge.partition(" ")
     if not space:
@@ -200,7 +200,7 @@ def _split_merge(vocabulary: Vocabulary, merge: str) -> tuple[str, str]:
     return left, right
 
 
-def sentencepiece_from_gguf(gguf: GgufFile, vocabulary: Vocabulary) -> Tokenizer:
+def sentencepiece_from_gguf(gguf: GgufFile, vocabulary: GgufVocabulary) -> Tokenizer:
     """BPE by scores, single bytes for what the vocabulary lacks; a space before the text unless the file says no.
 
     Raises:

@@ -32,13 +32,10 @@ class WorkerGrammars:
     """Owns the thread that compiles and the one that fills masks."""
 
     def __init__(
-        self,
-        make_engine: Callable[[], GrammarEngine],
-        vocab_size: int,
-        post: Callable[[Command], None],
-        request_shutdown: Callable[[str], None],
+        self, vocab_size: int, post: Callable[[Command], None], request_shutdown: Callable[[str], None]
     ) -> None:
-        self._compiler = GrammarCompiler(make_engine)
+        self._make_engine: Callable[[], GrammarEngine] | None = None
+        self._compiler = GrammarCompiler(self._engine)
         self._masks = MaskFiller(num_mask_words(vocab_size))
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._post = post
@@ -62,8 +59,10 @@ class WorkerGrammars:
                 pass
         self._post(command)
 
-    def masking(self, runner: ModelRunner) -> ModelRunner:
-        """`runner` with the masks of its steps."""
+    def masking(self, runner: ModelRunner, make_engine: Callable[[], GrammarEngine]) -> ModelRunner:
+        """`runner` with the masks of its steps. The model is loaded: its engine is what `make_engine` makes, which may
+        raise GrammarError."""
+        self._make_engine = make_engine
         return masking_runner(runner, self._masks.begin)
 
     def metrics(self) -> dict[str, float]:
@@ -75,6 +74,11 @@ class WorkerGrammars:
         await self._tasks.stop()
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._masks.close()
+
+    def _engine(self) -> GrammarEngine:
+        if self._make_engine is None:
+            raise GrammarError("the model is not loaded yet")
+        return self._make_engine()
 
     def _post_at_once(self, key: SequenceKey) -> None:
         """So that the engine ends it in the usual way; or it stays here: raises InboxFull."""
