@@ -92,6 +92,7 @@ ON_STACK: Mapping[str, str] = {
     "weir limits show --toml > limits.toml": "",
     "weir limits set lanes.batch.max_queued=100 tenants.acme.requests_per_min=60": "",
     "weir limits set tenants.acme.lanes='[\"batch\"]' lanes.batch.max_output_tokens=256": "",
+    'weir generate --regex "1[0-9]{3}" "Columbus reached America in "': "",
     "weir limits set workers.decode.max_num_seqs=16 workers.prefill-0.max_num_batched_tokens=512": "",
     "weir policy set ltr": "",
     "weir policy set srtf:max_age=0.5": "",

@@ -15,6 +15,8 @@ from weir_gateway.frontends.unknown_fields import KnownFields
 MAX_VIOLATIONS = 16
 """That are told of one body."""
 _MAX_SHOWN_CHARS = 80
+_NEUTRAL_OF_CHATS: Mapping[str, tuple[Any, ...]] = {"n": (1,), "response_format": ({"type": "text"},)}
+"""Of fields that chats have, and these bodies have not."""
 
 
 class AdapterBody(BaseModel):
@@ -62,7 +64,7 @@ def known_fields(
     ignored: frozenset[str],
 ) -> KnownFields:
     """Those of one API beside what `body_type` declares. What chats have, or refuse, and it has not, is refused."""
-    of_chats = dict.fromkeys(ChatBody.model_fields, ()) | dict(COMMON_NEUTRAL) | {"n": (1,)}
+    of_chats = dict.fromkeys(ChatBody.model_fields, ()) | dict(COMMON_NEUTRAL) | _NEUTRAL_OF_CHATS
     declared = frozenset(body_type.model_fields)
     undeclared = {name: values for name, values in of_chats.items() if name not in declared}
     return KnownFields(declared, {**undeclared, **neutral}, {**REASONS, **reasons}, ignored)

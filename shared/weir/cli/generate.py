@@ -67,7 +67,7 @@ def generate(
     \b
     weir generate --temperature 0 --max-tokens 24 "The capital of France is"
     weir generate --n 3 --temperature 0.8 --frequency-penalty 0.5 --seed 1 "Once upon a time"
-    weir generate --regex "[0-9]{4}" --temperature 0 "In which year did Columbus reach America?"
+    weir generate --regex "1[0-9]{3}" "Columbus reached America in "
     weir generate --timeout-s 2 --partial-at-deadline --json "Once upon a time"
     weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64
     """

@@ -41,6 +41,8 @@ def fp8_weights(weights: Weights) -> Weights:
     for number, layer in enumerate(weights.layers):
         prefix, attention = f"model.layers.{number}", f"model.layers.{number}.self_attn"
         assert layer.query_key_value_bias is not None
+        assert layer.query_norm is not None
+        assert layer.key_norm is not None
         for stacked, kind in ((layer.query_key_value, "weight"), (layer.query_key_value_bias, "bias")):
             parts = zip("qkv", torch.split(stacked, [query, key, key]), strict=True)
             tensors |= {f"{attention}.{part}_proj.{kind}": tensor for part, tensor in parts}
@@ -49,6 +51,8 @@ def fp8_weights(weights: Weights) -> Weights:
             f"{attention}.o_proj.weight": layer.attention_output,
             f"{prefix}.post_attention_layernorm.weight": layer.mlp_norm,
             f"{prefix}.mlp.down_proj.weight": layer.down,
+            f"{attention}.q_norm.weight": layer.query_norm,
+            f"{attention}.k_norm.weight": layer.key_norm,
         }
         gate_up = zip(("gate", "up"), layer.gate_up.chunk(2), strict=True)
         tensors |= {f"{prefix}.mlp.{part}_proj.weight": tensor for part, tensor in gate_up}

@@ -58,8 +58,8 @@ def random_weights(config: ModelConfig) -> Weights:
             mlp_norm=own["post_attention_layernorm.weight"] / 4,
             gate_up=torch.cat([own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]]),
             down=own["mlp.down_proj.weight"],
-            query_norm=0.5 + torch.rand(config.head_dim),
-            key_norm=0.5 + torch.rand(config.head_dim),
+            query_norm=1.5 + torch.rand(config.head_dim),
+            key_norm=1.5 + torch.rand(config.head_dim),
         )
 
     embedding = tensors["model.embed_tokens.weight"]

@@ -246,6 +246,8 @@ SAMPLING = (
     *("--stop", "END", "--stop-token-id", "11", "--stop-token-id", "12", "--include-stop"),
     *("--cache-salt", "team", "--skip-prefix-cache"),
 )
+GRAMMAR = {"grammar"}
+"""`weir generate` makes it of --json-schema or --regex; a conversation is free."""
 ONE_REQUESTS_OWN = {"request_id", "deadline_ms", "idempotency_key", "resume_from"}
 """A line of a file could not have the same, no command cancels by it or sends it again. The deadline is --timeout-s."""
 NOT_IN_A_CHAT = {"n", "logprobs", "prompt_logprobs", "ignore_eos", "partial_at_deadline"}
@@ -253,7 +255,8 @@ NOT_IN_A_CHAT = {"n", "logprobs", "prompt_logprobs", "ignore_eos", "partial_at_d
 
 
 @pytest.mark.parametrize(
-    ("command", "left_out"), [(generate, ONE_REQUESTS_OWN), (chat, ONE_REQUESTS_OWN | NOT_IN_A_CHAT)]
+    ("command", "left_out"),
+    [(generate, ONE_REQUESTS_OWN | GRAMMAR), (chat, ONE_REQUESTS_OWN | GRAMMAR | NOT_IN_A_CHAT)],
 )
 def test_the_commands_have_every_option_of_a_request(command: Callable[..., None], left_out: set[str]) -> None:
     of_request = {entry.name for entry in fields(GenerateOptions)}

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,29 +10,20 @@ import httpx
 import openai
 import pytest
 from openai.types import Batch
-from tests.unit.gateway.world import FAST, World, open_world
+from tests.unit.gateway.world import World, open_world, with_batches
 
 from weir.bus.configuration import AccessRules, TenantAccess
 from weir.bus.messages import RefusalReason, SubmitReply
 from weir.core.credentials import key_digest
-from weir_gateway.batches.jobs import BatchSettings
-from weir_gateway.batches.runner import RunnerSettings
-from weir_gateway.settings import GatewaySettings
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 ENDED = {"completed", "failed", "expired", "cancelled"}
 
 
-def settings_of(folder: Path, **changes: Any) -> GatewaySettings:
-    runner = RunnerSettings(max_at_once=4, lease_s=2.0, poll_s=0.02)
-    made = BatchSettings(url=f"sqlite:///{folder}/state/batches.sqlite", runner=runner)
-    return replace(FAST, batches=replace(made, **changes))
-
-
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with open_world(settings_of(tmp_path)) as world:
+    async with open_world(with_batches(tmp_path)) as world:
         yield world
 
 
@@ -161,7 +151,7 @@ async def test_wrong_fields_are_named(world: World, client: openai.AsyncOpenAI) 
 
 
 async def test_a_file_over_the_bound_is_refused_by_its_size(tmp_path: Path) -> None:
-    async with open_world(settings_of(tmp_path, max_file_bytes=1 << 16)) as world, client_of(world) as client:
+    async with open_world(with_batches(tmp_path, max_file_bytes=1 << 16)) as world, client_of(world) as client:
         with pytest.raises(openai.APIStatusError, match="batch_file_mb"):
             await client.files.create(file=("f", b"x" * (1 << 18)), purpose="batch")
 
@@ -173,7 +163,7 @@ async def test_a_tenant_sees_nothing_of_another(tmp_path: Path) -> None:
         epoch=1, lanes=("interactive", "batch"), default_lane="interactive", default_tenant="default", tenants=tenants
     )
     async with (
-        open_world(settings_of(tmp_path), rules=rules) as world,
+        open_world(with_batches(tmp_path), rules=rules) as world,
         client_of(world, keys["a"]) as own,
         client_of(world, keys["b"]) as other,
     ):
@@ -197,10 +187,10 @@ async def test_a_gateway_without_a_store_says_so() -> None:
 
 
 async def test_another_gateway_goes_on_with_a_batch_without_answering_a_line_twice(tmp_path: Path) -> None:
-    async with open_world(settings_of(tmp_path)) as world, client_of(world) as client:
+    async with open_world(with_batches(tmp_path)) as world, client_of(world) as client:
         made = await submit(client, *(chat(f"r{index}") for index in range(60)))
         await world.until(lambda: world.metric("batch_lines_answered_total") >= 10, "some lines are answered")
-    async with open_world(settings_of(tmp_path)) as world, client_of(world) as client:
+    async with open_world(with_batches(tmp_path)) as world, client_of(world) as client:
         done = await ended(client, made)
         assert done.status == "completed"
         lines = await lines_of(client, done.output_file_id)

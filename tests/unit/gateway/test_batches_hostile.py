@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.unit.gateway.test_batches_api import CHAT, settings_of
-from tests.unit.gateway.world import open_world
+from tests.unit.gateway.test_batches_api import CHAT
+from tests.unit.gateway.world import open_world, with_batches
 
 from weir_gateway.batches.lines import BadLine, BatchLine, LineBounds, TooManyLines, read_lines
 
@@ -30,7 +30,7 @@ def others_than_the_database(folder: Path, pattern: str = "*") -> list[Path]:
 @pytest.fixture
 async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with (
-        open_world(settings_of(tmp_path, max_file_bytes=1 << 16)) as world,
+        open_world(with_batches(tmp_path, max_file_bytes=1 << 16)) as world,
         httpx.AsyncClient(base_url=world.http_url, timeout=60) as client,
     ):
         yield client

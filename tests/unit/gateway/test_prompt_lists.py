@@ -11,7 +11,7 @@ from tests.unit.gateway.fake_model import ids_of
 from tests.unit.gateway.world import World
 
 from weir.bus.messages import RefusalReason, SubmitReply
-from weir_gateway.frontends import http_frontend
+from weir_gateway.frontends.openai import whole_answer
 
 _VARYING = re.compile(r'"id":"[^"]*"|"created":\d+')
 ANSWER = "hé"  # é is two bytes, so two tokens
@@ -196,7 +196,7 @@ async def test_many_ids_are_rendered_beside_the_event_loop_as_few_are(
     num_shown = 22 if "return_token_ids" in wants and not is_stream else 10
     found = []
     for max_inline in (num_shown, num_shown - 1):
-        monkeypatch.setattr(http_frontend, "MAX_INLINE_ENTRIES", max_inline)
+        monkeypatch.setattr(whole_answer, "MAX_INLINE_ENTRIES", max_inline)
         answer = _VARYING.sub("", (await http.post("/v1/completions", json=body)).text)
         found.append([line for line in answer.splitlines() if line][:4])  # of a stream, its opening
         assert len(in_threads) == (max_inline < num_shown)
@@ -208,7 +208,7 @@ async def test_the_prompt_ids_of_a_chat_count_once(http: httpx.AsyncClient, monk
         raise AssertionError(f"{render} is short")
 
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
-    monkeypatch.setattr(http_frontend, "MAX_INLINE_ENTRIES", len("user: x\n"))
+    monkeypatch.setattr(whole_answer, "MAX_INLINE_ENTRIES", len("user: x\n"))
     chat = {"messages": [{"role": "user", "content": "x"}], "n": 3, "return_token_ids": True, "stream": True}
     assert (await http.post("/v1/chat/completions", json=chat)).text.endswith("data: [DONE]\n\n")
 

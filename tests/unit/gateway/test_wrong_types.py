@@ -50,7 +50,9 @@ MESSAGES: tuple[Any, ...] = (
 )
 LISTS_OF_MESSAGES = {"messages", "input"}
 DOCUMENT = openapi_document(weir.__version__)
-WITH_BODY = [operation for operation in OPERATIONS if operation.body is not None]
+MAKES_SOMETHING = {"/v1/batches"}
+"""By what is right a batch is made: its fields are tried in test_batches_api.py."""
+WITH_BODY = [one for one in OPERATIONS if one.body is not None and one.path not in MAKES_SOMETHING]
 
 
 @pytest.fixture

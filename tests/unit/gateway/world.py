@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 from opentelemetry.sdk.trace import TracerProvider
@@ -23,6 +24,8 @@ from weir.core.life import SchedulingParams
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir.wire.v1 import inference_pb2_grpc
+from weir_gateway.batches.jobs import BatchSettings
+from weir_gateway.batches.runner import RunnerSettings
 from weir_gateway.driving.driver import DriverSettings
 from weir_gateway.driving.scheduler_port import SchedulerPortSettings
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
@@ -44,6 +47,13 @@ FAST = GatewaySettings(
     connections=ConnectionSettings(lost_after_s=1.5, connect_timeout_s=1.0, first_backoff_s=0.02, max_backoff_s=0.1),
     report_interval_s=0.05,
 )
+
+
+def with_batches(folder: Path, **changes: Any) -> GatewaySettings:
+    """`FAST` with batch jobs, kept in `folder`. `changes`: to `BatchSettings`."""
+    runner = RunnerSettings(max_at_once=4, lease_s=2.0, poll_s=0.02)
+    made = BatchSettings(url=f"sqlite:///{folder}/state/batches.sqlite", runner=runner)
+    return replace(FAST, batches=replace(made, **changes))
 
 
 @dataclass

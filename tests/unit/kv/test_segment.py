@@ -103,7 +103,10 @@ def _cut(path: Path) -> None:
     [
         (_write_text, "no magic number"),
         (_write_other_version, "version 4294967295"),
-        (_write_earlier_version, "its layout has version 8 with 256 leases, this program has version 9"),
+        (
+            _write_earlier_version,
+            f"version {LAYOUT_VERSION - 1} with 256 leases, this program has version {LAYOUT_VERSION}",
+        ),
         (_write_wrong_checksum, "checksum of its header"),
         (_cut, "8192 bytes where its header says"),
     ],
