@@ -12,7 +12,7 @@ from tests.kernels.triton_cases.child import CASES, CaseResult, run_cases
 
 triton = pytest.importorskip("triton", reason="Triton is installed on Linux only")
 pytestmark = [
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         triton.__version__.startswith("3.6.") and Version(np.__version__) >= Version("2.4"),
         reason="the interpreter of Triton 3.6 needs numpy before 2.4",

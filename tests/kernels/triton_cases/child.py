@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 CASES = tuple(sorted(HERE.glob("case_*.py")))
-TIMEOUT_S = 840
+TIMEOUT_S = 1500
 
 
 @dataclass(frozen=True)
