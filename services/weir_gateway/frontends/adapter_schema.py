@@ -64,7 +64,7 @@ def known_fields(
     ignored: frozenset[str],
 ) -> KnownFields:
     """Those of one API beside what `body_type` declares. What chats have, or refuse, and it has not, is refused."""
-    of_chats = dict.fromkeys(ChatBody.model_fields, ()) | dict(COMMON_NEUTRAL) | _NEUTRAL_OF_CHATS
+    of_chats = {**dict.fromkeys(ChatBody.model_fields, ()), **COMMON_NEUTRAL, **_NEUTRAL_OF_CHATS}
     declared = frozenset(body_type.model_fields)
     undeclared = {name: values for name, values in of_chats.items() if name not in declared}
     return KnownFields(declared, {**undeclared, **neutral}, {**REASONS, **reasons}, ignored)
