@@ -162,7 +162,9 @@ def gateway_cost(
                 for num_streams in map(int, streams.split(",")):
                     load = StreamLoad(model, num_streams, num_streams, 16, output_len, step_s=step_ms / 1e3)
                     print(_rows(targets, one, load, rounds), flush=True)
-    except (RuntimeError, OSError, ExceptionGroup) as error:
+    except ExceptionGroup as group:
+        fail(f"python -m benchmarks.wire.gateway_cost: {group.exceptions[0]!r}")
+    except (RuntimeError, OSError) as error:
         fail(f"python -m benchmarks.wire.gateway_cost: {error}")
 
 
