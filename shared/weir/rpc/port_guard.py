@@ -109,6 +109,11 @@ class PortLimits:
         """Above all that can run, so that a call too many is refused, and does not wait in its own client."""
         return self.max_calls + 2 * self.max_side_calls
 
+    @property
+    def max_pending_calls(self) -> int:
+        """Of all connections, before anybody has looked at them; those beyond it are cancelled without a reason."""
+        return 2 * self.max_streams_per_connection
+
 
 class PortGuard(grpc.aio.ServerInterceptor):
     """Has to be the outermost interceptor. Synchronous handlers (none of ours) pass by."""

@@ -1,9 +1,13 @@
-"""Connections to a port for clients on which nothing comes: held up to a bound, and not for ever."""
+"""Connections to a port for clients on which nothing comes: held up to a bound, and not for ever; and calls that come
+while nobody can take them."""
 
 import asyncio
 import contextlib
+import time
+from collections import Counter
 from typing import Any
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -54,6 +58,24 @@ async def test_a_connection_over_the_bound_is_closed_while_those_before_it_stay(
         for _, writer in opened:
             writer.close()
         await server.stop(None)
+
+
+async def test_calls_that_come_while_the_server_is_busy_wait_for_it_and_none_is_cancelled() -> None:
+    """gRPC by itself would cancel some of those that wait, of more than 1,000, and all of more than 3,000."""
+    num_calls = 1600
+    server = make_server(limits=PortLimits(1 << 20, max_calls=num_calls))
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            calls = [stub.Check.future(health_pb2.HealthCheckRequest(), timeout=60) for _ in range(num_calls)]
+            time.sleep(1.0)  # noqa: ASYNC251 - the loop that would take them stands still
+            codes = await asyncio.to_thread(lambda: Counter(call.code() for call in calls))
+            assert codes == {grpc.StatusCode.OK: num_calls}
+        finally:
+            await server.stop(None)
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:
