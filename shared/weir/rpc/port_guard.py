@@ -95,7 +95,8 @@ class BodyBudget:
 class PortLimits:
     """`max_calls` of the guarded services together; `max_side_calls` of all others (health, reflection, Describe),
     which nobody needs a key for, and again as many streams of them. More than `max_connections` are closed at once; one
-    on which no HTTP/2 begins within `read_timeout_s` is closed then.
+    on which no HTTP/2 begins within `read_timeout_s` is closed then. A call that nobody has looked at for
+    `max_pending_s` is cancelled: a caller who will not wait so long has set a deadline.
     """
 
     max_message_bytes: int
@@ -103,6 +104,7 @@ class PortLimits:
     max_side_calls: int = 32
     read_timeout_s: float = 30.0
     max_connections: int = 9216
+    max_pending_s: int = 600
 
     @property
     def max_streams_per_connection(self) -> int:

@@ -66,8 +66,9 @@ def _public_options(limits: PortLimits) -> tuple[tuple[str, int], ...]:
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
         ("grpc.http2.max_ping_strikes", _MAX_PING_STRIKES),
-        # Calls that come while the loop is busy wait in gRPC, which would else cancel some of more than 1,000. Equal
-        # bounds: none is cancelled by chance.
+        # Calls that come while the loop is busy wait in gRPC, which would else cancel some of more than 1,000, and
+        # those that wait for 30 s, without a reason. Equal bounds: none is cancelled by chance.
+        ("grpc.server_max_unrequested_time_in_server", limits.max_pending_s),
         ("grpc.server.max_pending_requests", limits.max_pending_calls),
         ("grpc.server.max_pending_requests_hard_limit", limits.max_pending_calls),
         ("grpc.max_allowed_incoming_connections", limits.max_connections),
