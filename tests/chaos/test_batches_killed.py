@@ -21,7 +21,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def test_two_gateways_share_a_batch_and_one_is_killed(stack: Stack, tmp_path: Path) -> None:
-    job = BatchJob(tmp_path, num_lines=120)
+    job = BatchJob(tmp_path, num_lines=90)
     victim, survivor = stack.processes("gateway")
     _, survivor_url = stack.http_urls()
     batch_id = job.submit(stack)
@@ -37,7 +37,7 @@ def test_two_gateways_share_a_batch_and_one_is_killed(stack: Stack, tmp_path: Pa
 
 
 def test_every_line_is_answered_once_though_everything_is_killed_twice(stack: Stack, tmp_path: Path) -> None:
-    assert run(stack, BatchJob(tmp_path, num_lines=180), num_kills=2) == []
+    assert run(stack, BatchJob(tmp_path, num_lines=120), num_kills=2) == []
 
 
 @pytest.mark.long

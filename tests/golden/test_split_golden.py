@@ -15,7 +15,7 @@ from weir.testing.stack import Stack
 
 pytestmark = pytest.mark.stack
 
-SAMPLE = (0, 9, 22, 35, 44, 52)
+SAMPLE = (0, 22, 35, 52)
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def page_fingerprint(stack: Stack, role: str) -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("num_each", "chunk_tokens", "at_once"),
-    [(1, 16, len(SAMPLE)), (2, 64, len(SAMPLE)), (1, 512, 1)],
+    [(1, 16, len(SAMPLE)), (2, 64, len(SAMPLE)), pytest.param(1, 512, 1, marks=pytest.mark.long)],
     ids=["1+1, chunks of 16, at once", "2+2, chunks of 64, at once", "1+1, chunks of 512, alone"],
 )
 def test_a_sample_through_the_pools_equals_transformers(

@@ -20,9 +20,13 @@ pytestmark = [
 ]
 
 
+def interpreted(folder: Path, marked: str) -> dict[Path, CaseResult]:
+    return run_cases(folder, {"TRITON_INTERPRET": "1"}, num_processes=2, marked=marked)
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, CaseResult]:
-    return run_cases(tmp_path_factory.mktemp("interpreter"), {"TRITON_INTERPRET": "1"}, num_processes=2)
+    return interpreted(tmp_path_factory.mktemp("interpreter"), "not long")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
@@ -30,3 +34,10 @@ def test_in_the_interpreter(case: Path, results: dict[Path, CaseResult]) -> None
     result = results[case]
     assert result.failures == (), result.output
     assert result.num_passed > 0, result.output
+
+
+@pytest.mark.long
+def test_the_long_ones_in_the_interpreter(tmp_path: Path) -> None:
+    results = interpreted(tmp_path, "long").values()
+    assert [failure for result in results for failure in result.failures] == []
+    assert sum(result.num_passed for result in results) > 0

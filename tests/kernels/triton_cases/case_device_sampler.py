@@ -277,6 +277,7 @@ def test_penalties_without_a_history_are_a_defect() -> None:
         sampled(logits_of(1), [SampleSpec(replace(WARM, presence_penalty=1.0), 0)])
 
 
+@pytest.mark.long
 def test_a_prompt_is_scored_in_parts() -> None:
     logits, next_token_ids = logits_of(130, 50), tuple(range(40)) * 3
     scored = ScoredRows(2, 7, ScoreSpec(next_token_ids, 2))

@@ -85,7 +85,9 @@ def decoded_among(
     return result.logprobs[0], pages[: len(OWN_TABLE)].clone()
 
 
-@pytest.mark.parametrize("is_replayed", [False, True], ids=["launched", "replayed"])
+@pytest.mark.parametrize(
+    "is_replayed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["launched", "replayed"]
+)
 def test_a_decode_is_the_same_to_the_bit_in_every_batch(weights: Weights, is_replayed: bool) -> None:
     alone, own_pages = decoded_among(weights, 0, 0, is_replayed=False)
     for num_others, place in ((1, 1), (6, 2)):
@@ -111,7 +113,13 @@ def prefilled(weights: Weights, cuts: Sequence[int], num_others: int) -> tuple[t
 
 
 @pytest.mark.parametrize(
-    ("cuts", "num_others"), [((0, 37), 3), ((0, 1, 17, 18, 37), 0), ((0, 16, 37), 7)], ids=["beside", "cut", "both"]
+    ("cuts", "num_others"),
+    [
+        pytest.param((0, 37), 3, marks=pytest.mark.long),
+        pytest.param((0, 1, 17, 18, 37), 0, marks=pytest.mark.long),
+        ((0, 16, 37), 7),
+    ],
+    ids=["beside", "cut", "both"],
 )
 def test_a_prompt_is_the_same_to_the_bit_however_it_is_cut_and_beside_whatever(
     weights: Weights, cuts: tuple[int, ...], num_others: int
@@ -139,6 +147,7 @@ def test_tokens_are_those_of_the_cpu_path(weights: Weights) -> None:
         assert found.step([GREEDY] * 3, lengths) == expected.step([GREEDY] * 3, lengths)
 
 
+@pytest.mark.long
 def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights) -> None:
     runner = exact_runner(weights)
     runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())

@@ -96,6 +96,7 @@ def test_decodes_continue_a_cut_prompt_as_one_prefill_of_all_would(weights: Weig
     assert result.token_ids[0] == sampled[0]
 
 
+@pytest.mark.long
 def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights) -> None:
     runner = fp8_runner(weights)
     runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())

@@ -29,21 +29,26 @@ class CaseResult:
 _SAME_SUMS = {"OPENBLAS_CORETYPE": "Nehalem"}
 
 
-def run_cases(folder: Path, environment: dict[str, str], num_processes: int = len(CASES)) -> dict[Path, CaseResult]:
-    """As many processes at a time as there are cores. A file of its own for each: what loses one GPU's context loses no
-    other file. Fewer: torch and Triton are imported less often."""
+def run_cases(
+    folder: Path, environment: dict[str, str], num_processes: int = len(CASES), marked: str = ""
+) -> dict[Path, CaseResult]:
+    """Of the tests that are `marked` so, as pytest's -m takes it; all: "". As many processes at a time as there are
+    cores. A file of its own for each: what loses one GPU's context loses no other file. Fewer: torch and Triton are
+    imported less often."""
     groups = [CASES[first::num_processes] for first in range(num_processes)]
     with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-        found = threads.map(lambda group: _run_group(group, folder / f"{group[0].stem}.xml", environment), groups)
+        found = threads.map(
+            lambda group: _run_group(group, folder / f"{group[0].stem}.xml", environment, marked), groups
+        )
         return {case: result for results in found for case, result in results.items()}
 
 
-def _run_group(cases: Sequence[Path], report: Path, environment: dict[str, str]) -> dict[Path, CaseResult]:
+def _run_group(cases: Sequence[Path], report: Path, environment: dict[str, str], marked: str) -> dict[Path, CaseResult]:
     search_path = [str(ROOT), str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")]
     settings = ["-c", str(HERE.parent / "gpu.ini"), "--rootdir", str(ROOT)]
     own = {"PYTHONPATH": os.pathsep.join(search_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *settings, f"--junitxml={report}", *map(str, cases)],
+        [sys.executable, "-m", "pytest", "-q", "-m", marked, *settings, f"--junitxml={report}", *map(str, cases)],
         env=os.environ | own | _SAME_SUMS | environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
