@@ -19,10 +19,11 @@ from weir.runtime.config import OTLP_SCHEMES, ConfigError, ServiceConfig
 from weir.runtime.telemetry import quieten_exporters, resource_of
 from weir.telemetry.described import Described, families_of
 from weir.telemetry.families import Family, Kind, Sample, gathered
-from weir.telemetry.histogram import HistogramValue
+from weir.telemetry.histogram import Exemplar, HistogramValue
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import Exemplar as OtlpExemplar
     from opentelemetry.sdk.metrics.export import HistogramDataPoint, Metric, NumberDataPoint
 
 _log = logging.getLogger(__name__)
@@ -163,4 +164,12 @@ def _histogram_point(sample: Sample, value: HistogramValue, times: ExportTimes) 
         explicit_bounds=value.edges,
         min=None,  # type: ignore[arg-type]
         max=None,  # type: ignore[arg-type]
+        exemplars=[_exemplar_of(one) for one in value.exemplars if one is not None],
     )
+
+
+def _exemplar_of(seen: Exemplar) -> "OtlpExemplar":
+    """Its span is not known: zeros, which collectors read as none. With None the exporter would leave the trace out."""
+    from opentelemetry.sdk.metrics import Exemplar as OtlpExemplar  # noqa: PLC0415 - as above
+
+    return OtlpExemplar({}, seen.value, int(seen.at_s * 1e9), span_id=0, trace_id=int(seen.trace_id, 16))

@@ -43,6 +43,8 @@ class ReceivedPoint:
     value: float
     bounds: tuple[float, ...] = ()
     counts: tuple[int, ...] = ()
+    exemplars: tuple[tuple[float, str], ...] = ()
+    """Value and trace id."""
     start_ns: int = 0
     least: float | None = None
     """Of a histogram that knows its least value."""
@@ -170,6 +172,7 @@ def _points_of_metric(metric: Metric, service: str, process_id: str) -> list[Rec
                 value=point.sum,
                 bounds=tuple(point.explicit_bounds),
                 counts=tuple(point.bucket_counts),
+                exemplars=tuple((seen.as_double, seen.trace_id.hex()) for seen in point.exemplars),
                 start_ns=point.start_time_unix_nano,
                 least=point.min if point.HasField("min") else None,
             )

@@ -15,12 +15,14 @@ from weir.testing.otlp import OtlpReceiver
 
 FAST = ("--otlp-metrics-interval-s", "0.1")
 URL = "http://collector:4317"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
 async def test_what_is_sent_is_what_the_page_has() -> None:
     histogram = Histogram([0.5, 1.0])
-    for value in (0.2, 0.7, 3.0):
+    for value in (0.2, 3.0):
         histogram.observe(value)
+    histogram.observe_traced(0.7, TRACE_ID, at_s=1000.5)
     figures = [HistogramFigure("weir_stage_seconds", histogram.value(), (("stage", "queue"),))]
     described = Described("scheduler", "scheduler-0-aa", {"granted_batch_total": 7.0, "queued": 3.0}, figures)
     with OtlpReceiver() as receiver:
@@ -37,6 +39,7 @@ async def test_what_is_sent_is_what_the_page_has() -> None:
     }
     assert {(point.service, point.process_id) for point in points} == {("weir-scheduler", "scheduler-0-aa")}
     assert [(point.bounds, point.least) for point in points if point.kind == "histogram"] == [((0.5, 1.0), None)]
+    assert [point.exemplars for point in points if point.kind == "histogram"] == [((0.7, TRACE_ID),)]
     assert all(point.start_ns for point in points if point.kind != "gauge")
 
 
