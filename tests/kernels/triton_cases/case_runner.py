@@ -120,7 +120,7 @@ class Conversation:
 
 PROMPTS = [[7 * i % 1024 for i in range(37)], [5], [(11 * i + 3) % 1024 for i in range(20)]]
 # tokens of each sequence a step: chunked prompts, mixed steps, then decodes
-SCHEDULE = [(20, 1, 0), (16, 1, 20), (1, 1, 1), *[(1, 1, 1)] * 3]
+SCHEDULE = [(20, 1, 0), (16, 1, 20), *[(1, 1, 1)] * 3]
 
 
 def triton_runner(weights: Weights, dtype: torch.dtype = torch.float32) -> TritonRunner:
