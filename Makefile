@@ -18,12 +18,12 @@ up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 
 test: setup-dev model lint ## Everything that CI runs.
 	$(MAKE) --no-print-directory -j 2 types together
-	$(MAKE) --no-print-directory stacks
+	$(MAKE) --no-print-directory -j 2 stacks computing
 
 check: lint types ## Format, lint, types, guard tests.
 	$(BIN)/python -m pytest tests/guard $(PYTEST_FLAGS)
 
-.PHONY: lint types together stacks
+.PHONY: lint types together stacks computing
 lint: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -33,14 +33,20 @@ lint: setup-dev
 types: setup-dev # A core for two minutes, which tests leave free while they wait.
 	nice $(BIN)/mypy
 
-# On two cores stacks run two at a time, and all else four: many of these tests wait. Each worker of pytest imports
-# every test of what it is given, so stacks are looked for only where there are some (tests/guard knows where).
+# On two cores stacks run two at a time, and all else four: many of these tests wait. What only computes takes what stacks
+# leave of the cores. Each worker of pytest imports every test of what it is given, so stacks are looked for only where
+# there are some (tests/guard knows where).
 PARALLEL := --dist loadfile --no-loadscope-reorder
 WORKERS ?= 4
 STACK_WORKERS ?= 2
 STACKS := tests/chaos tests/e2e tests/golden tests/metrics
+COMPUTING := tests/golden tests/kernels
+APART := not golden and not stack and not long
 together: setup-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) -m "not golden and not stack and not long" $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) -m "$(APART)" $(COMPUTING:%=--ignore=%) $(PYTEST_FLAGS)
+
+computing: setup-dev
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 $(PARALLEL) -m "$(APART)" $(COMPUTING) $(PYTEST_FLAGS)
 
 stacks: setup-dev
 	$(BIN)/python -m pytest -n $(STACK_WORKERS) $(PARALLEL) -m "stack and not golden and not long" $(STACKS) $(PYTEST_FLAGS)
