@@ -2,6 +2,7 @@
 at once, and beside the event loop."""
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,7 @@ from weir.grammar.sources import check_source
 from weir.model.tokens.vocabulary import vocabulary_of
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.models import ServedModel, TextTokenizer
+from weir_gateway.tools.grammar import schemas_of
 
 _THREADS = 2
 _MAX_WAITING = 64
@@ -20,6 +22,8 @@ _MAX_WAITING = 64
 _MAX_MODELS = 8
 _COMPILE_TIMEOUT_S = 0.8
 """After which a client hears that it takes longer. What is compiled then is there when it asks again."""
+_MAX_BLAMED = 32
+"""Tools that are looked at to find out whose schema is wrong."""
 _ENGINE_TIMEOUT_S = 30.0
 _RETRY_AFTER_S = 1.0
 
@@ -48,7 +52,8 @@ class GrammarChecks:
             if compiler.try_get(grammar) is None:
                 await self._compile(compiler, grammar)
         except GrammarError as error:
-            raise InvalidRequest([FieldViolation(names["grammar"], str(error))]) from None
+            wrong = await self._try_find_wrong_tool(client_request, model)
+            raise InvalidRequest([wrong or FieldViolation(names["grammar"], str(error))]) from None
 
     def metrics(self) -> dict[str, float]:
         """Of all models together."""
@@ -83,6 +88,19 @@ class GrammarChecks:
             raise Overloaded("its grammar is being compiled still; try again", retry_after_s=_RETRY_AFTER_S) from None
         finally:
             self._num_waiting -= 1
+
+    async def _try_find_wrong_tool(self, client_request: ClientRequest, model: ServedModel) -> FieldViolation | None:
+        """The first tool whose schema alone is refused. None: there is none, or finding it takes long."""
+        if client_request.tools is None:
+            return None
+        names, compiler = client_request.names, self._compiler_of(model)
+        with contextlib.suppress(Overloaded):
+            for index, grammar in schemas_of(client_request.tools)[:_MAX_BLAMED]:
+                try:
+                    await self._compile(compiler, grammar)
+                except GrammarError as error:
+                    return FieldViolation(f"{names['tools']}[{index}].{names['tool_schema']}", str(error))
+        return None
 
     def _compiler_of(self, model: ServedModel) -> GrammarCompiler:
         tokenizer, compiler = self._compilers.get(model.name, (None, None))

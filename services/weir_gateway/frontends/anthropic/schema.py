@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
-from weir_gateway.frontends.openai.schema import HTTP_NAMES, MAX_ENTRIES, is_too_long
+from weir_gateway.frontends.openai.messages import MAX_ENTRIES, is_too_long
+from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 from weir_gateway.tokenization import TokenizeRequest

@@ -9,7 +9,8 @@ from typing import Any
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
-from weir_gateway.frontends.openai.schema import HTTP_NAMES, is_too_long
+from weir_gateway.frontends.openai.messages import is_too_long
+from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 
