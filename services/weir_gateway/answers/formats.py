@@ -23,6 +23,8 @@ class CallSyntax(Enum):
 
     JSON = "json"
     """`{"name": …, "arguments": {…}}`, or a list of these."""
+    PARAMETERS = "parameters"
+    """`<function=NAME>`, then `<parameter=KEY>…</parameter>` each, then `</function>`."""
     NAMED = "named"
     """`NAME[ARGS]{…}`, as Mistral's models since the eleventh version of their tokenizer."""
 
@@ -78,9 +80,12 @@ MISTRAL_LIST = ToolFormat("mistral_list", ("[TOOL_CALLS]",))
 
 MISTRAL_NAMED = ToolFormat("mistral_named", ("[TOOL_CALLS]",), syntax=CallSyntax.NAMED)
 
+QWEN3_CODER = ToolFormat("qwen3_coder", ("<tool_call>",), ("</tool_call>",), syntax=CallSyntax.PARAMETERS)
+"""Qwen3-Coder, Qwen3.5."""
+
 PHI4_MINI = ToolFormat("phi4_mini", ("<|tool_call|>", "functools"), ("<|/tool_call|>",))
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
-    {row.name: row for row in (HERMES, LLAMA3_JSON, MISTRAL_LIST, MISTRAL_NAMED, PHI4_MINI)}
+    {row.name: row for row in (HERMES, LLAMA3_JSON, MISTRAL_LIST, MISTRAL_NAMED, QWEN3_CODER, PHI4_MINI)}
 )
 """By name."""

@@ -6,12 +6,16 @@ start ──> reasoning <──(call)──> reading a call <──> content
   └────────────────────────────────^───────────────────^
 """
 
+from collections.abc import Mapping
 from enum import Enum, auto
+from types import MappingProxyType
+from typing import Any
 
 from weir_gateway.answers.calls import CallReader, JsonCallReader, NamedCallReader, Reading
 from weir_gateway.answers.events import AnswerEvent, ContentText, ReasoningText, join_events
 from weir_gateway.answers.formats import AnswerFormat, CallSyntax
 from weir_gateway.answers.markers import MAX_SPACE_CHARS, MarkerSet
+from weir_gateway.answers.parameter_calls import ParameterCallReader
 
 
 class _Region(Enum):
@@ -37,15 +41,18 @@ class AnswerParser:
         *,
         tool_names: frozenset[str] = frozenset(),
         starts_in_reasoning: bool = False,
+        schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
         """`starts_in_reasoning`: the prompt ends within reasoning, whose opening marker the answer then lacks. Without
-        `tool_names` nothing is a call."""
+        `tool_names` nothing is a call. `schemas`: of tools' arguments, by name; only a format whose calls do not tell a
+        number from a text looks at them."""
         if starts_in_reasoning and answer_format.reasoning is None:
             raise ValueError("an answer can only start in reasoning if its format has reasoning")
         reasoning, tools = answer_format.reasoning, answer_format.tools if tool_names else None
         openers = () if tools is None else tools.opens
         self._tools = tools
         self._tool_names = tool_names
+        self._schemas = schemas
         self._reasoning_opener = None if reasoning is None or starts_in_reasoning else reasoning.opens
         self._reasoning_closer = None if reasoning is None else reasoning.closes
         self._call_closers = MarkerSet(() if tools is None else tools.closes)
@@ -150,8 +157,11 @@ class AnswerParser:
 
     def _begin_call(self, head: str, *, is_bare: bool) -> None:
         self._call_head = head
-        if self._tools is not None and self._tools.syntax is CallSyntax.NAMED:
+        syntax = CallSyntax.JSON if self._tools is None else self._tools.syntax
+        if syntax is CallSyntax.NAMED:
             self._call = NamedCallReader(self._tool_names, self._num_calls)
+        elif syntax is CallSyntax.PARAMETERS:
+            self._call = ParameterCallReader(self._tool_names, self._num_calls, self._schemas)
         else:
             self._call = JsonCallReader(self._tool_names, self._num_calls, is_bare=is_bare)
 

@@ -16,6 +16,7 @@ from weir_gateway.answers.formats import (
     MISTRAL_LIST,
     MISTRAL_NAMED,
     PHI4_MINI,
+    QWEN3_CODER,
     THINK,
     AnswerFormat,
 )
@@ -27,6 +28,17 @@ QWEN = AnswerFormat(THINK, HERMES)
 LLAMA = AnswerFormat(None, LLAMA3_JSON)
 MISTRAL = AnswerFormat(None, MISTRAL_LIST)
 MISTRAL_11 = AnswerFormat(THINK, MISTRAL_NAMED)
+CODER = AnswerFormat(THINK, QWEN3_CODER)
+SCHEMAS = {
+    "get": {
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "either": {"type": ["string", "null"]},
+            "is_on": {"type": "boolean"},
+        }
+    }
+}
 PHI = AnswerFormat(None, PHI4_MINI)
 
 
@@ -35,7 +47,7 @@ def call(index: int, name: str, arguments: str) -> list[AnswerEvent]:
 
 
 def new_parser(answer_format: AnswerFormat, *, starts_in_reasoning: bool = False) -> AnswerParser:
-    return AnswerParser(answer_format, tool_names=TOOLS, starts_in_reasoning=starts_in_reasoning)
+    return AnswerParser(answer_format, tool_names=TOOLS, starts_in_reasoning=starts_in_reasoning, schemas=SCHEMAS)
 
 
 @dataclass(frozen=True)
@@ -219,4 +231,42 @@ ANSWERS = [
         call(0, "get", PARIS),
     ),
     Answer("Phi's function tools", PHI, f'functools[{{"name": "get", "arguments": {PARIS}}}]', call(0, "get", PARIS)),
+    Answer(
+        "arguments one by one",
+        CODER,
+        "<think>hm</think>\n<tool_call>\n<function=get>\n<parameter=city>\n12\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n<parameter=is_on>\nTrue\n</parameter>\n<parameter=either>\nnull\n"
+        '</parameter>\n<parameter=other>\n[1, "]"]\n</parameter>\n</function>\n</tool_call>\nDone',
+        [
+            ReasoningText("hm"),
+            *call(0, "get", '{"city": "12", "days": 3, "is_on": true, "either": null, "other": [1, "]"]}'),
+            ContentText("Done"),
+        ],
+    ),
+    Answer(
+        "arguments of several lines that do not fit",
+        CODER,
+        '<tool_call><function=get><parameter=city>\n\na </para> {"ü"}\n </parameter><parameter=days>soon</parameter>'
+        "<parameter=either>7</parameter></function></tool_call><tool_call><function=now></function></tool_call>",
+        [
+            *call(0, "get", '{"city": "\\na </para> {\\"ü\\"}\\n ", "days": "soon", "either": "7"}'),
+            *call(1, "now", "{}"),
+        ],
+    ),
+    Answer(
+        "functions that are none",
+        CODER,
+        "<tool_call><function=rm></function></tool_call>, <tool_call>\n<tool_call><function=now>",
+        [
+            ContentText("<tool_call><function=rm></function></tool_call>, <tool_call>"),
+            ToolCallBegan(0, "now"),
+            ToolArguments(0, "{"),
+        ],
+    ),
+    Answer(
+        "a function without its end",
+        CODER,
+        "<tool_call><function=get><parameter=days>1</parameter></tool_call>ok",
+        [*call(0, "get", '{"days": 1}'), ContentText("ok")],
+    ),
 ]

@@ -26,7 +26,9 @@ from weir_gateway.answers.parser import AnswerParser
 by_name = pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
 FRAGMENTS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
-    "functools", "<|tool_call|>", "<|/tool_call|>", '{"name": "get", ', '"arguments": {', '"parameters": ', "{}", "}}",
+    "functools",
+    "<function=get>", "<parameter=days>", "</parameter>", "</function>",
+    "<|tool_call|>", "<|/tool_call|>", '{"name": "get", ', '"arguments": {', '"parameters": ', "{}", "}}",
     "[", "]", '"', "\\", "get", "rm", "a", " ", "\n" * 17, ",", ";", ":", "null", "é", '{"name": "get_weather"}',
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=24).map("".join)
@@ -124,7 +126,7 @@ def test_what_is_no_call_is_text_to_the_last_character(text: str, answer_format:
         max_leaves=12,
     ),
     is_ascii=st.booleans(),
-    row=st.sampled_from(sorted(TOOL_FORMATS)),
+    row=st.sampled_from(sorted(TOOL_FORMATS.keys() - {"qwen3_coder"})),
 )
 def test_any_arguments_pass_verbatim(value: object, is_ascii: bool, row: str) -> None:
     arguments = json.dumps({"value": value}, ensure_ascii=is_ascii)
@@ -175,6 +177,16 @@ def test_a_run_of_white_space_is_not_held_back() -> None:
     assert len(text_of(parser.feed("x" + "\n" * 1000))) == 1 + 1000 - 16
 
 
+@pytest.mark.parametrize(
+    ("row", "opening"),
+    [("qwen3_coder", "<tool_call><function="), ("mistral_named", "[TOOL_CALLS]"), ("hermes", '<tool_call>{"name": "')],
+)
+def test_a_name_without_an_end_is_not_held_back(row: str, opening: str) -> None:
+    parser = new_parser(AnswerFormat(None, TOOL_FORMATS[row]))
+    text = opening + "x" * 500
+    assert text_of(parser.feed(text)) == text
+
+
 def test_it_says_whether_it_is_in_reasoning() -> None:
     parser = new_parser(QWEN)
     seen = [(parser.feed(part), parser.is_reasoning)[1] for part in ("<thi", "nk>", "hm</think", ">", "\n\nYes")]
@@ -194,6 +206,8 @@ def test_reasoning_can_begin_only_where_the_format_has_it() -> None:
         ("hermes", '<tool_call>{"x": "'),
         ("hermes", " "),
         ("mistral_named", "[TOOL_CALLS]ge"),
+        ("qwen3_coder", "<tool_call><function=ge"),
+        ("qwen3_coder", "<tool_call><function=now><parameter=x>y</"),
         ("llama3_json", '{"name": "get", "type": {'),
     ],
 )
