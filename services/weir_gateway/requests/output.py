@@ -358,7 +358,8 @@ def _text_parts(checked: CheckedRequest) -> _TextParts:
     stops = StopMatcher(options.stop, is_included=options.include_stop)
     if tools is None:
         return _TextParts(model.tokenizer.detokenizer(), stops, None)
-    parser = AnswerParser(model.answer_format, tool_names=tools.allowed)
+    schemas = {tool.name: tool.schema for tool in tools.callable_tools}
+    parser = AnswerParser(model.answer_format, tool_names=tools.allowed, schemas=schemas)
     return _TextParts(model.tokenizer.detokenizer(shown=model.marker_token_ids), stops, parser)
 
 

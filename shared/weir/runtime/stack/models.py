@@ -18,7 +18,7 @@ GROUPS_TABLE = "groups"
 MAX_WORKERS = 64
 """Of a role, of one model."""
 MAX_MODELS = 16
-ToolFormatName = Literal["auto", "hermes", "llama3_json", "mistral_list", "mistral_named", "phi4_mini"]
+ToolFormatName = Literal["auto", "hermes", "llama3_json", "mistral_list", "mistral_named", "qwen3_coder", "phi4_mini"]
 TOOL_FORMAT_HELP = "Form in which the model writes calls of tools. `auto`: found in its chat template."
 CHAT_TEMPLATE_HELP = (
     "Chat template in place of the model's own: a file of Jinja, or hermes (ChatML with tools). Empty: its own."
