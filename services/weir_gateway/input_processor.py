@@ -306,11 +306,16 @@ class InputProcessor:
         for state, choice_span, times in zip(states, spans, times_of_all, strict=True):
             state.succeed(succession)
             choice_span.remember(state.request_id, state.checked, times)
-            state.ended.add_done_callback(partial(self._on_choice_end, state, times))
+            state.ended.add_done_callback(partial(self._on_choice_end, state, times, choice_span))
             self._driver.drive(state, choice_span)
         return opened
 
-    def _on_choice_end(self, state: RequestState, times: RequestTimes, ended: "asyncio.Future[RequestEnd]") -> None:
+    def _on_choice_end(
+        self, state: RequestState, times: RequestTimes, span: RequestSpan, ended: "asyncio.Future[RequestEnd]"
+    ) -> None:
+        if state.checked.client_request.tools is not None:
+            self._metrics.count_tool_calls(state.output.num_calls)
+            span.called_tools(state.output.num_calls)
         times.end(ended.result(), len(state.checked.prompt_token_ids), state.num_cached_tokens)
         self._lengths.observe(state, ended.result())
         if self.audit is not None:

@@ -60,6 +60,11 @@ async def test_calls_are_told_apart_from_text(world: World, client: openai.Async
     assert all(one.startswith("call_") for one in ids)
     [start] = world.prefill.named("start")
     assert bytes(start.prompt_token_ids).startswith(b"tool: get_weather\ntool: now\n")
+    await world.until_idle()
+    assert world.metric("tool_calls_total") == 2
+    [span] = [span for span in world.spans.get_finished_spans() if span.name == "chat bytes"]
+    assert span.attributes is not None
+    assert (span.attributes["weir.request.num_tools"], span.attributes["weir.response.num_tool_calls"]) == (2, 2)
 
 
 async def test_an_answer_of_calls_alone_has_no_content(world: World, client: openai.AsyncOpenAI) -> None:
@@ -176,6 +181,9 @@ def arguments_of(data: Any) -> str:
     return found
 
 
+TOOL_1 = "tools[1].function.parameters"
+
+
 def strict(properties: Any) -> Any:
     parameters = {"type": "object", "properties": properties}
     return {
@@ -234,8 +242,11 @@ def test_what_is_wrong_with_tools_is_named(change: Any, param: str) -> None:
     [
         ({"tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
-        (strict({"a": {"not": {}}}), "tools[1].function.parameters"),
-        (strict({"a": {"pattern": "(a{1,1000}){1,1000}"}}), "tools[1].function.parameters"),
+        (strict({"a": {"not": {}}}), TOOL_1),
+        (
+            strict({"a": {"type": "string", "allOf": [{"pattern": "(.*a.{30}){3}"}, {"pattern": "(.*b.{30}){3}"}]}}),
+            TOOL_1,
+        ),
         (strict({str(number): {} for number in range(20_000)}), "tools"),
     ],
     ids=["ignore_eos", "no room", "keyword", "explodes", "large"],
