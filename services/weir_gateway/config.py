@@ -7,6 +7,7 @@ from typing import Literal
 from weir.core.fields import ByteSize, check_range
 from weir.rpc.channel import MAX_MESSAGE_BYTES
 from weir.runtime.config import ServiceConfig, setting
+from weir.runtime.stack.models import CHAT_TEMPLATE_HELP, TOOL_FORMAT_HELP, ToolFormatName
 
 _MAX_REQUESTS = 65_536
 _MAX_PROMPTS = 4096  # times 16 answers each: as many ids as a request has
@@ -32,6 +33,8 @@ class GatewayConfig(ServiceConfig):
     models_file: str = setting(
         "", "TOML file of [models.NAME] tables, followed while it changes: serve these. Empty: the setting model."
     )
+    chat_template: str = setting("", CHAT_TEMPLATE_HELP)
+    tool_format: ToolFormatName = setting("auto", TOOL_FORMAT_HELP)
     max_requests: int = setting(1024, "Requests in flight at most; more are refused with a hint to try again.")
     max_idle_connections: int = setting(
         8192, "Connections of each port on which nothing is asked; over it HTTP closes the longest idle, gRPC refuses."

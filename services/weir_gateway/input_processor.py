@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -12,7 +11,6 @@ from opentelemetry.context import Context
 from weir.core.errors import FieldViolation, InvalidRequest, WeirError
 from weir.core.life import Phase
 from weir.core.options import MAX_CHOICES, GenerateOptions
-from weir.telemetry.labels import StickyLabels
 from weir_gateway.access import Caller
 from weir_gateway.audit import AuditWriter
 from weir_gateway.driving.driver import Driver
@@ -28,9 +26,11 @@ from weir_gateway.requests.client_request import ClientRequest, FieldNames
 from weir_gateway.requests.models import ModelDirectory
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_figures import LaneFigures, RequestFigures
+from weir_gateway.requests.request_metrics import RequestMetrics
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.request_times import RequestTimes
 from weir_gateway.requests.succession import Succession
+from weir_gateway.requests.tool_grammars import with_tool_grammar
 from weir_gateway.requests.validation import (
     CheckedRequest,
     Counts,
@@ -45,63 +45,6 @@ from weir_gateway.tokenization import PromptTokenizer, Tokenization
 
 _LAST_DELTA_S = 0.1
 """What the last delta at a deadline needs to reach its client."""
-_MAX_TENANTS = 256
-_PHASE_METRICS = {
-    Phase.RECEIVED: "accepted_total",
-    Phase.FINISHED: "finished_total",
-    Phase.CANCELLED: "cancelled_total",
-    Phase.FAILED: "failed_total",
-    Phase.REFUSED: "refused_total",
-}
-_TENANT_PHASES = (Phase.RECEIVED, Phase.FINISHED, Phase.REFUSED)
-
-
-class RequestMetrics:
-    """Counters of requests and tokens, of all and by tenant.
-
-    Bounded however often tenants come and go. Their names are those of the limits file, never a client's choice.
-    """
-
-    def __init__(self, *, max_tenants: int = _MAX_TENANTS) -> None:
-        self._tenants = StickyLabels(max_tenants)
-        self._counts: Counter[str] = Counter(
-            dict.fromkeys((*_PHASE_METRICS.values(), "rejected_total", "prompt_tokens_total", "output_tokens_total"), 0)
-        )
-
-    def count_rejection(self, error: WeirError) -> None:
-        """For a request that never was accepted."""
-        self._counts.update(("rejected_total", f"rejected_{type(error).__name__.lower()}_total"))
-
-    def count_phase(self, tenant: str, phase: Phase) -> None:
-        if phase in _PHASE_METRICS:
-            self._counts[_PHASE_METRICS[phase]] += 1
-        if phase in _TENANT_PHASES:
-            self._add_of_tenant(tenant, _PHASE_METRICS[phase], 1)
-
-    def count_prompt_tokens(self, tenant: str, num_tokens: int) -> None:
-        self._counts["prompt_tokens_total"] += num_tokens
-        self._add_of_tenant(tenant, "prompt_tokens_total", num_tokens)
-
-    def count_output_tokens(self, tenant: str, num_tokens: int) -> None:
-        self._counts["output_tokens_total"] += num_tokens
-        self._add_of_tenant(tenant, "output_tokens_total", num_tokens)
-
-    @property
-    def num_labels_dropped(self) -> int:
-        return self._tenants.num_dropped
-
-    @property
-    def num_running(self) -> int:
-        """Accepted requests that have not ended."""
-        terminal = sum(self._counts[name] for phase, name in _PHASE_METRICS.items() if phase.is_terminal)
-        return self._counts["accepted_total"] - terminal
-
-    def metrics(self) -> dict[str, float]:
-        """Those of a tenant by names such as `tenant_finished_total{tenant="acme"}`."""
-        return {name: float(count) for name, count in self._counts.items()}
-
-    def _add_of_tenant(self, tenant: str, name: str, amount: int) -> None:
-        self._counts[f'tenant_{name}{{tenant="{self._tenants.of(tenant)}"}}'] += amount
 
 
 class InputProcessor:
@@ -289,6 +232,7 @@ class InputProcessor:
         check_caps(client_request, scope.caps, model.max_context_tokens)
         if not options.idempotency_key:  # else it may be the request that runs
             self._check_name_is_free(client_request, caller.tenant)
+        client_request = with_tool_grammar(client_request, model)
         with span.child("tokenize"):
             await self._tokenizer.grammars.check(client_request, model)
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
@@ -362,11 +306,16 @@ class InputProcessor:
         for state, choice_span, times in zip(states, spans, times_of_all, strict=True):
             state.succeed(succession)
             choice_span.remember(state.request_id, state.checked, times)
-            state.ended.add_done_callback(partial(self._on_choice_end, state, times))
+            state.ended.add_done_callback(partial(self._on_choice_end, state, times, choice_span))
             self._driver.drive(state, choice_span)
         return opened
 
-    def _on_choice_end(self, state: RequestState, times: RequestTimes, ended: "asyncio.Future[RequestEnd]") -> None:
+    def _on_choice_end(
+        self, state: RequestState, times: RequestTimes, span: RequestSpan, ended: "asyncio.Future[RequestEnd]"
+    ) -> None:
+        if state.checked.client_request.tools is not None:
+            self._metrics.count_tool_calls(state.output.num_calls)
+            span.called_tools(state.output.num_calls)
         times.end(ended.result(), len(state.checked.prompt_token_ids), state.num_cached_tokens)
         self._lengths.observe(state, ended.result())
         if self.audit is not None:

@@ -180,6 +180,7 @@ def plain_text(prompt: Text | Conversation, model: ServedModel) -> str:
         return prompt.text
     return model.chat_template.render(
         prompt.messages,
+        tools=() if prompt.tools is None else prompt.tools.definitions,
         add_generation_prompt=prompt.add_generation_prompt,
         continue_final_message=prompt.continue_final_message,
         variables=prompt.template_variables,

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict
 from weir.core.errors import FieldViolation
 from weir.core.options import NUMBER_RULES, GenerateOptions
 from weir_gateway.frontends.openai.fields import COMMON_NEUTRAL, REASONS
-from weir_gateway.frontends.openai.schema import ChatBody, is_too_long
+from weir_gateway.frontends.openai.messages import is_too_long
+from weir_gateway.frontends.openai.schema import ChatBody
 from weir_gateway.frontends.unknown_fields import KnownFields
 
 MAX_VIOLATIONS = 16

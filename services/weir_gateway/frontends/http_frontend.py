@@ -232,7 +232,7 @@ class HttpFrontend:
         try:
             delta = await opened.next_delta() if first is None else first
             while True:
-                if (delta.text or delta.logprobs or delta.finish_reason is not None) and not asked.had_end:
+                if (delta.shows_something or delta.logprobs or delta.finish_reason is not None) and not asked.had_end:
                     event_id = event_id_of(delta) if asked.options.idempotency_key else ""
                     yield head + chunks.event(delta, num_chars[delta.choice], event_id)
                     head = b""

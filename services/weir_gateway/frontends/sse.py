@@ -33,7 +33,7 @@ class ChunkEvents:
     def event(self, delta: OutputDelta, text_offset: int, event_id: str = "") -> bytes:
         """`text_offset`: characters of the choice before it."""
         has_more = delta.logprobs or delta.finish_reason is not None or not self._renderer.rendering.has_plain_chunks
-        if has_more or not delta.text:
+        if has_more or not delta.text or delta.events is not None:
             return event(self._renderer.chunk(delta, text_offset), event_id)
         around = self._around_text.get(delta.choice)
         if around is None:

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.frontends.json_parts import dump, dump_array
 from weir_gateway.frontends.openai.fields import IGNORED
-from weir_gateway.frontends.openai.schema import HTTP_NAMES, Message, conversation_of, token_ids_of
+from weir_gateway.frontends.openai.messages import Message, conversation_of
+from weir_gateway.frontends.openai.schema import HTTP_NAMES, token_ids_of
+from weir_gateway.frontends.openai.tool_fields import CHAT_TOOLS
 from weir_gateway.frontends.unknown_fields import KnownFields, check_undeclared
 from weir_gateway.requests.client_request import Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
@@ -28,6 +30,7 @@ class TokenizeBody(BaseModel):
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    tools: list[Any] | None = None
     return_token_strs: bool | None = None
 
 
@@ -47,7 +50,6 @@ _TOKENIZE_FIELDS = KnownFields(
         "chat_template_kwargs": ({},),
         "continue_final_message": (False,),
         "mm_processor_kwargs": ({},),
-        "tools": ([],),
     },
     ignored=IGNORED,
 )
@@ -101,9 +103,12 @@ def _prompt_of(body: TokenizeBody, violations: list[FieldViolation]) -> Text | C
         if body.prompt is not None:
             violations.append(FieldViolation("prompt", "comes with messages; give one of them"))
         conversation = conversation_of(body.messages, violations)
-        return replace(conversation, add_generation_prompt=body.add_generation_prompt is not False)
+        tools = CHAT_TOOLS.tool_use_of(body.tools, None, None, violations)
+        return replace(conversation, add_generation_prompt=body.add_generation_prompt is not False, tools=tools)
     if body.add_generation_prompt is not None:
         violations.append(FieldViolation("add_generation_prompt", "is for messages; leave it out"))
+    if body.tools:
+        violations.append(FieldViolation("tools", "is for messages; leave it out"))
     if isinstance(body.prompt, str):
         return Text(body.prompt)
     problem = "is missing; give it, or messages" if body.prompt is None else "must be one text"

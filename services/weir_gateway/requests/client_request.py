@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from weir.core.options import GenerateOptions, grpc_names
+from weir_gateway.tools.definitions import ToolUse
 
 
 class Operation(Enum):
@@ -37,14 +39,17 @@ class TokenIds:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Turns of `{"role": …, "content": …}`, oldest first, for the model's template: it ends with what asks for the
-    assistant's next message, unless `add_generation_prompt` is False, or where the last message goes on.
+    assistant's next message, unless `add_generation_prompt` is False, or where the last message goes on. Of calls of
+    tools turns have what OpenAI's have, but `arguments` as an object.
     """
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_variables: Mapping[str, object] = field(default_factory=dict)
     """Further ones, that some models' templates ask for."""
+    tools: ToolUse | None = None
+    """None: there are none, or none may be called, and the model is told of none."""
 
 
 Prompt = Text | TokenIds | Conversation
@@ -70,6 +75,10 @@ class ClientRequest:
     had_end: bool = False
     """With `options.resume_from`: the client has the end of the answer too."""
     more_prompts: tuple[Prompt, ...] = ()
+
+    @property
+    def tools(self) -> ToolUse | None:
+        return self.prompt.tools if isinstance(self.prompt, Conversation) else None
 
     @property
     def num_prompts(self) -> int:

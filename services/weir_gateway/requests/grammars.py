@@ -3,6 +3,7 @@ at once, and beside the event loop."""
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from weir.core.errors import FieldViolation, InvalidRequest, Overloaded
@@ -13,6 +14,7 @@ from weir.grammar.sources import check_source
 from weir.model.tokens.vocabulary import vocabulary_of
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.models import ServedModel, TextTokenizer
+from weir_gateway.tools.grammar import schemas_of
 
 _THREADS = 2
 _MAX_WAITING = 64
@@ -46,9 +48,13 @@ class GrammarChecks:
             check_source(grammar)
             compiler = self._compiler_of(model)
             if compiler.try_get(grammar) is None:
-                await self._compile(compiler, grammar)
+                schemas = () if client_request.tools is None else schemas_of(client_request.tools)
+                await self._compile(compiler, grammar, schemas)
         except GrammarError as error:
-            raise InvalidRequest([FieldViolation(names["grammar"], str(error))]) from None
+            field = names["grammar"]
+            if isinstance(error, _ToolSchemaError):
+                field = f"{names['tools']}[{error.index}].{names['tool_schema']}"
+            raise InvalidRequest([FieldViolation(field, str(error))]) from None
 
     def metrics(self) -> dict[str, float]:
         """Of all models together."""
@@ -61,7 +67,9 @@ class GrammarChecks:
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _compile(self, compiler: GrammarCompiler, grammar: Grammar) -> None:
+    async def _compile(
+        self, compiler: GrammarCompiler, grammar: Grammar, schemas: Sequence[tuple[int, Grammar]]
+    ) -> None:
         if self._num_waiting >= _MAX_WAITING:
             raise Overloaded(
                 f"the grammars of {self._num_waiting} requests are being compiled, at most {_MAX_WAITING} may wait for "
@@ -73,7 +81,7 @@ class GrammarChecks:
         try:
             async with asyncio.timeout(_ENGINE_TIMEOUT_S):
                 await loop.run_in_executor(self._executor, compiler.prepare)
-            compiling = loop.run_in_executor(self._executor, compiler.compile, grammar)
+            compiling = loop.run_in_executor(self._executor, _compile_all, compiler, grammar, schemas)
             await asyncio.wait([compiling], timeout=_COMPILE_TIMEOUT_S)
             if not compiling.done():
                 compiling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -93,6 +101,25 @@ class GrammarChecks:
         while len(self._compilers) > _MAX_MODELS:
             self._compilers.popitem(last=False)
         return compiler
+
+
+class _ToolSchemaError(GrammarError):
+    """Of the tool with this index."""
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+def _compile_all(compiler: GrammarCompiler, grammar: Grammar, schemas: Sequence[tuple[int, Grammar]]) -> None:
+    """Raises GrammarError. `schemas`: of tools, by their places in the list, which are in `grammar`. There they begin
+    amid a text, and what is wrong with one would only show when an answer comes to it."""
+    for index, schema in schemas:
+        try:
+            compiler.try_out(schema)
+        except GrammarError as error:
+            raise _ToolSchemaError(index, str(error)) from None
+    compiler.compile(grammar)
 
 
 def _engine_of(model: ServedModel) -> GrammarEngine:

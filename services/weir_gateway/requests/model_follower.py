@@ -89,6 +89,8 @@ class ModelFollower:
             is_exact=model.exact,
             served_name=model.name,
             aliases=model.aliases,
+            chat_template=model.chat_template,
+            tool_format=model.tool_format,
         )
 
 

@@ -1,8 +1,8 @@
 """The gateway's part of the models that it serves: limits, tokenizer, chat template. No weights, no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from weir.core.device import Device, Precision
 from weir.core.errors import NotFound
@@ -11,7 +11,9 @@ from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import load_tokenizer
+from weir_gateway.answers.formats import AnswerFormat
 from weir_gateway.config import GatewayConfig
+from weir_gateway.tools.detection import choose_tool_format
 
 _FINGERPRINT_CHARS = 16
 
@@ -32,7 +34,7 @@ class TextTokenizer(Protocol):
 
     def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]: ...
 
-    def detokenizer(self) -> Detokenizer: ...
+    def detokenizer(self, *, shown: frozenset[int] = ...) -> Detokenizer: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
@@ -46,8 +48,9 @@ class ChatRenderer(Protocol):
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = ...,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, object] = ...,
@@ -68,6 +71,20 @@ class ServedModel:
     """Of the weights as the workers compute with them; empty: not known."""
     aliases: tuple[str, ...] = ()
     """Further names for it."""
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+    """What its answers can hold beside content."""
+
+    def token_of(self, marker: str) -> int | None:
+        """The token of its own that a marker is. None: it is written in others."""
+        token_ids = self.tokenizer.encode(marker, add_bos=False)
+        is_own = len(token_ids) == 1 and token_ids[0] in self.tokenizer.added_token_ids
+        return token_ids[0] if is_own else None
+
+    @property
+    def marker_token_ids(self) -> frozenset[int]:
+        """Of the format's markers, those that are tokens of their own."""
+        found = (self.token_of(marker) for marker in self.answer_format.markers)
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     @property
     def fingerprint(self) -> str:
@@ -126,28 +143,34 @@ def load_served_model(
     is_exact: bool = False,
     served_name: str = "",
     aliases: tuple[str, ...] = (),
+    chat_template: str = "",
+    tool_format: str = "auto",
 ) -> ServedModel:
     """Reads headers, tokenizer and chat template from the model's files; and all of its weights, once, for the digest
     in the workers' precision on their device, exact or not (None: no digest). `served_name`: what requests call it;
-    empty: what its files are called. Blocks.
+    empty: what its files are called. `chat_template`: in place of its own (`load_chat_template`); `tool_format`: a name
+    of `answers.formats.TOOL_FORMATS`, or "auto". Blocks.
 
     Raises:
         ModelError: no such model, files that cannot be served, or `max_context_tokens` above the model's (0: its own).
     """
     source = resolve_model(name_or_path)
     config = load_model_config(source)
-    return ServedModel(
+    tokenizer, template = load_tokenizer(source), load_chat_template(source, chat_template)
+    made = ServedModel(
         name=served_name or source.name,
         max_context_tokens=config.context_within(max_context_tokens),
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
-        tokenizer=load_tokenizer(source),
-        chat_template=load_chat_template(source),
+        tokenizer=tokenizer,
+        chat_template=template,
         aliases=aliases,
         digest=""
         if digest_precision is None
         else model_digest(source, digest_precision, digest_device, exact=is_exact),
     )
+    tools = choose_tool_format(tool_format, template.tool_source, lambda marker: made.token_of(marker) is not None)
+    return replace(made, answer_format=AnswerFormat(tools=tools))
 
 
 def load_model_of(config: GatewayConfig) -> ServedModel:
@@ -160,4 +183,6 @@ def load_model_of(config: GatewayConfig) -> ServedModel:
         config.device,
         is_exact=config.exact,
         served_name=config.served_model_name,
+        chat_template=config.chat_template,
+        tool_format=config.tool_format,
     )

@@ -1,4 +1,9 @@
-"""From the workers' tokens to what the client gets: in order, as text, cut at stop strings."""
+"""From the workers' tokens to what the client gets: in order, as text, cut at stop strings, told apart into parts.
+
+    tokens ─> TokenOrder ─> detokenizer ─> StopMatcher ─> AnswerParser ─> OutputDelta
+
+A stop string counts wherever it comes in the text, in a call too.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +14,8 @@ from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.rpc.conversions import all_logprobs_from_pb, finish_reason_from_pb
 from weir.wire.v1 import types_pb2, worker_pb2
+from weir_gateway.answers.events import AnswerEvent, ToolCallBegan, ToolCallEnded, join_events
+from weir_gateway.answers.parser import AnswerParser
 from weir_gateway.requests.models import Detokenizer
 from weir_gateway.requests.token_order import TokenOrder
 from weir_gateway.requests.validation import CheckedRequest
@@ -21,6 +28,7 @@ class OutputDelta:
     first_index: int
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    """With the markers of what it holds, if they are tokens."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One entry a token, where they were asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -30,6 +38,13 @@ class OutputDelta:
     choice: int = 0
     is_last: bool = False
     """Whether nothing follows, of any choice."""
+    events: list[AnswerEvent] | None = None
+    """What the text is made of; they lag behind it. None: nobody asked for anything but text."""
+
+    @property
+    def shows_something(self) -> bool:
+        """To a client that reads text."""
+        return bool(self.text if self.events is None else self.events)
 
 
 class StopResult(NamedTuple):
@@ -105,18 +120,21 @@ class Output:
         order: TokenOrder,
         detokenizer: Detokenizer,
         stops: StopMatcher,
+        parser: AnswerParser | None = None,
         *,
         has_logprobs: bool = False,
         min_tokens: int = 0,
-        make_anew: "Callable[[], tuple[Detokenizer, StopMatcher]] | None" = None,
+        make_anew: "Callable[[], _TextParts] | None" = None,
     ) -> None:
         """A stop string counts only after `min_tokens` tokens. With `make_anew` it keeps what `rewind` needs."""
         self._order = order
         self._detokenizer = detokenizer
         self._stops = stops
+        self._parser = parser
+        self._is_parsed = parser is not None
         self._has_logprobs = has_logprobs
         self._min_tokens = min_tokens
-        self._pending = OutputDelta(0)
+        self._pending = self._new_delta(0)
         self._num_without_text = 0
         """The last tokens of it, which are not text yet."""
         self._logprobs: dict[int, TokenLogprobs] = {}
@@ -126,6 +144,9 @@ class Output:
         self._finish_reason: FinishReason | None = None
         self.matched_stop: str | None = None
         """The stop string that ended it, if one did."""
+        self.num_calls = 0
+        """Of tools, that are complete."""
+        self._num_begun_calls = 0
         self._make_anew = make_anew
         self._begins_at = 0
         """The client has all tokens before this one."""
@@ -148,6 +169,12 @@ class Output:
     def num_tokens(self) -> int:
         """Tokens of the answer so far. A stop string can end it before the workers' last token."""
         return self._num_tokens
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether it ended of itself, after calls of tools of which none is cut off."""
+        has_calls = 0 < self.num_calls == self._num_begun_calls
+        return has_calls and self._finish_reason is FinishReason.STOP
 
     @property
     def next_index(self) -> int:
@@ -196,8 +223,9 @@ class Output:
             raise ValueError("this output is taken once")
         reason, self._finish_reason = self._finish_reason, None
         self.matched_stop = None
-        self._detokenizer, self._stops = self._make_anew()
-        self._pending, self._num_tokens, self._num_without_text = OutputDelta(0), 0, 0
+        self._detokenizer, self._stops, self._parser = self._make_anew()
+        self._pending, self._num_tokens, self._num_without_text = self._new_delta(0), 0, 0
+        self.num_calls = self._num_begun_calls = 0
         self._begins_at, self.num_skipped_chars = first_index, 0
         self._append(self._order.token_ids)
         if reason is not None:
@@ -221,7 +249,7 @@ class Output:
         if not (delta.token_ids or delta.text or self._finish_reason):
             return None
         self._make_text()
-        self._pending = OutputDelta(self._num_tokens)
+        self._pending = self._new_delta(self._num_tokens)
         delta.finish_reason = self._finish_reason
         if delta.token_ids and delta.first_index == 0:
             delta.prompt_logprobs = tuple(self._prompt_logprobs)
@@ -248,7 +276,7 @@ class Output:
             self._add(token_ids[:num_had])
             self._make_text()
             self.num_skipped_chars += len(self._pending.text)
-            self._pending = OutputDelta(self._num_tokens)
+            self._pending = self._new_delta(self._num_tokens)
             token_ids = token_ids[num_had:]
         if self._finish_reason is None:
             self._add(token_ids)
@@ -270,7 +298,7 @@ class Output:
 
     def _make_text(self) -> None:
         if self._num_without_text:
-            self._pending.text += self._detokenizer.push(self._pending.token_ids[-self._num_without_text :])
+            self._emit(self._detokenizer.push(self._pending.token_ids[-self._num_without_text :]))
             self._num_without_text = 0
 
     def _add_token(self, token_id: int) -> None:
@@ -283,22 +311,56 @@ class Output:
 
     def _stopped_by(self, text: str) -> bool:
         result = self._stops.push(text, is_armed=self._num_tokens > self._min_tokens)
-        self._pending.text += result.text
+        self._emit(result.text)
         if result.matched is not None:
             self._finish_reason = FinishReason.STOP
             self.matched_stop = result.matched
+            self._end_parts()
         return result.matched is not None
 
     def _end_text(self) -> None:
         """The detokenizer's rest can complete a stop string; what is held back after it is output."""
         self._make_text()
         if not self._stopped_by(self._detokenizer.finish()):
-            self._pending.text += self._stops.finish()
+            self._emit(self._stops.finish())
+            self._end_parts()
+
+    def _new_delta(self, first_index: int) -> OutputDelta:
+        return OutputDelta(first_index, events=[] if self._is_parsed else None)
+
+    def _emit(self, text: str) -> None:
+        self._pending.text += text
+        if self._parser is not None and text:
+            self._add_events(self._parser.feed(text))
+
+    def _end_parts(self) -> None:
+        parser, self._parser = self._parser, None
+        if parser is not None:
+            self._add_events(parser.finish())
+
+    def _add_events(self, events: Sequence[AnswerEvent]) -> None:
+        self._num_begun_calls += sum(isinstance(event, ToolCallBegan) for event in events)
+        self.num_calls += sum(isinstance(event, ToolCallEnded) for event in events)
+        if self._pending.events is not None:
+            self._pending.events += events
 
 
-def _text_parts(checked: CheckedRequest) -> tuple[Detokenizer, StopMatcher]:
-    options = checked.client_request.options
-    return checked.model.tokenizer.detokenizer(), StopMatcher(options.stop, is_included=options.include_stop)
+class _TextParts(NamedTuple):
+    """What makes text of tokens, and parts of text."""
+
+    detokenizer: Detokenizer
+    stops: StopMatcher
+    parser: AnswerParser | None
+
+
+def _text_parts(checked: CheckedRequest) -> _TextParts:
+    options, model, tools = checked.client_request.options, checked.model, checked.client_request.tools
+    stops = StopMatcher(options.stop, is_included=options.include_stop)
+    if tools is None:
+        return _TextParts(model.tokenizer.detokenizer(), stops, None)
+    schemas = {tool.name: tool.schema for tool in tools.callable_tools}
+    parser = AnswerParser(model.answer_format, tool_names=tools.allowed, schemas=schemas)
+    return _TextParts(model.tokenizer.detokenizer(shown=model.marker_token_ids), stops, parser)
 
 
 def output_end_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason | None:
@@ -309,10 +371,12 @@ def output_end_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason 
 
 def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
     """All of one choice as one; at least one, in order."""
+    are_parsed = deltas[0].events is not None
     return OutputDelta(
         first_index=deltas[0].first_index,
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         text="".join(delta.text for delta in deltas),
+        events=join_events(event for delta in deltas for event in delta.events or ()) if are_parsed else None,
         logprobs=[entry for delta in deltas for entry in delta.logprobs],
         prompt_logprobs=tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
         finish_reason=deltas[-1].finish_reason,

@@ -23,7 +23,7 @@ from weir_gateway.requests.models import ServedModel
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LANE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "user", "assistant", "tool")
 _MAX_STOPS = 16
 _MAX_STOP_CHARS = 256
 _MAX_STOP_TOKEN_IDS = 32
@@ -221,7 +221,7 @@ def check_plain_prompt(prompt: Prompt, names: FieldNames, model: ServedModel, li
         case Conversation(messages):
             _check_num_messages(found, names, len(messages), limits)
             found.raise_any()
-            _check_messages(found, names, messages, limits)
+            _check_messages(found, names, prompt, limits)
     found.raise_any()
 
 
@@ -262,7 +262,7 @@ def _check_prompt_form(found: _Violations, client_request: ClientRequest, model:
                 _check_token_ids(found, names["token_ids"], ids, model)
         case Conversation(messages):
             if len(messages) <= limits.max_messages:
-                _check_messages(found, names, messages, limits)
+                _check_messages(found, names, client_request.prompt, limits)
 
 
 def _check_num_messages(found: _Violations, names: FieldNames, num_messages: int, limits: Limits) -> None:
@@ -270,16 +270,16 @@ def _check_num_messages(found: _Violations, names: FieldNames, num_messages: int
         found.add(names["messages"], f"has {num_messages} turns; give from 1 to {limits.max_messages}")
 
 
-def _check_messages(
-    found: _Violations, names: FieldNames, messages: Sequence[Mapping[str, str]], limits: Limits
-) -> None:
+def _check_messages(found: _Violations, names: FieldNames, conversation: Conversation, limits: Limits) -> None:
     num_bytes = 0
-    for index, message in enumerate(messages):
+    for index, message in enumerate(conversation.messages):
         role = message["role"]
         expected = f"must be one of {', '.join(_ROLES)}"
         found.check(role in _ROLES, f"{names['messages']}[{index}].role", f"is {role[:40]!r}; {expected}")
-        num_bytes += _num_bytes(message["content"])
+        num_bytes += _num_bytes(message["content"]) + sum(len(str(call)) for call in message.get("tool_calls", ()))
     _check_bytes(found, names["messages"], num_bytes, limits)
+    if conversation.tools is not None:
+        _check_bytes(found, names["tools"], conversation.tools.num_bytes, limits)
 
 
 def _check_names(found: _Violations, client_request: ClientRequest) -> None:

@@ -17,7 +17,7 @@ from weir.core.fields import describe_type, parse_size, parse_text
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.control import ask_supervisor
 from weir.runtime.stack.instances import choose_instance
-from weir.runtime.stack.models import StackModel
+from weir.runtime.stack.models import StackModel, ToolFormatName
 
 _SHOWN_COMMIT_CHARS = 12
 
@@ -72,6 +72,8 @@ def add(
     exact: Annotated[bool, typer.Option("--exact", help="As for `weir up`.")] = False,
     prefill: Annotated[int, typer.Option(help="Number of prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(help="Number of decode workers.")] = 1,
+    chat_template: Annotated[str, typer.Option(help="As for `weir up`.")] = "",
+    tool_format: Annotated[str, typer.Option(help="As for `weir up`.")] = "auto",
     alias: Annotated[list[str] | None, typer.Option(help="Another name for it; several times.")] = None,
     arena_bytes: Annotated[str, typer.Option(help="Memory for its pages, such as 4GiB. 0: what is free.")] = "0",
     max_context_tokens: Annotated[int, typer.Option(help="Prompt and output together. 0: what fits.")] = 0,
@@ -96,6 +98,8 @@ def add(
             exact=exact,
             prefill=prefill,
             decode=decode,
+            chat_template=chat_template,
+            tool_format=_tool_format(tool_format),
             aliases=tuple(alias or ()),
             arena_bytes=_size(arena_bytes),
             max_context_tokens=max_context_tokens,
@@ -132,6 +136,13 @@ def _precision(text: str) -> Precision:
         return cast("Precision", parse_text(Precision, text))
     except ValueError as error:
         raise ValueError(f"precision {text!r}: must be {describe_type(Precision)}") from error
+
+
+def _tool_format(text: str) -> ToolFormatName:
+    try:
+        return cast("ToolFormatName", parse_text(ToolFormatName, text))
+    except ValueError as error:
+        raise ValueError(f"tool_format {text!r}: must be {describe_type(ToolFormatName)}") from error
 
 
 def _size(text: str) -> int:

@@ -12,6 +12,7 @@ from weir.core.fields import format_size
 from weir.model.errors import ModelError
 from weir.model.files.catalog import CATALOG
 from weir.model.files.source import pinned, resolve_model, try_hub_reference
+from weir.model.tokens.chat_template import checked_template
 from weir.runtime.config import ConfigError
 from weir.runtime.machine_memory import available_bytes, free_disk_bytes
 from weir.runtime.stack.models import StackModel, StackModels, models_from_document
@@ -40,6 +41,7 @@ def need_model(model: StackModel) -> StackModel:
     Of a branch of the hub every process gets the commit that is there now, also one that is started again later.
     """
     name = model.reference
+    model = _with_template(model)
     try:
         if not _is_pulled(name) and (name in CATALOG or try_hub_reference(name) is not None):
             stderr.print(f"model {name} is not here yet: getting it", markup=False, soft_wrap=True)
@@ -49,6 +51,14 @@ def need_model(model: StackModel) -> StackModel:
     except ModelError as error:
         where = f"models.{model.name}.model" if model.name else "--model"
         fail(f"{where}: {error}")
+
+
+def _with_template(model: StackModel) -> StackModel:
+    """With a chat template that is there, by a name that every process finds it by."""
+    try:
+        return replace(model, chat_template=checked_template(model.chat_template))
+    except ModelError as error:
+        fail(f"models.{model.name}.{error}" if model.name else str(error))
 
 
 def need_memory(stack: StackConfig, models: Sequence[StackModel]) -> None:

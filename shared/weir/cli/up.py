@@ -58,6 +58,8 @@ def up(
     device: Annotated[str | None, _option("device")] = None,
     precision: Annotated[str | None, _option("precision")] = None,
     exact: Annotated[bool | None, _option("exact")] = None,
+    chat_template: Annotated[str | None, _option("chat_template")] = None,
+    tool_format: Annotated[str | None, _option("tool_format")] = None,
     host: Annotated[str | None, _option("host")] = None,
     http_port: Annotated[int | None, _option("http_port")] = None,
     grpc_port: Annotated[int | None, _option("grpc_port")] = None,
@@ -87,6 +89,7 @@ def up(
     weir up --gateways 2 --schedulers 2
     weir up --limits-file limits.toml --policy ltr
     weir up --model Qwen/Qwen2.5-0.5B-Instruct
+    weir up --chat-template hermes
     weir up --load dummy --model-shape llama-3.2-1b
     weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 16GiB
     weir up --device cuda --exact

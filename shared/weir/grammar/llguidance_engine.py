@@ -4,32 +4,23 @@ Nearly nothing is computed ahead, so a schema compiles in milliseconds; each mas
 trie. A keyword of JSON Schema that it does not know is an error. Source: guidance-ai/llguidance, `docs/`.
 """
 
-import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from weir.core.grammar import Grammar
+from weir.grammar.lark import JSON_OPTIONS, check_schema, rule_of
 from weir.grammar.protocol import ALL_TOKENS, CompiledGrammar, GrammarError, Matcher, Vocabulary, Words
-from weir.grammar.sources import check_source, choices_of
+from weir.grammar.sources import check_source
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _MAX_SHOWN_CHARS = 300
 _REASON = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re.MULTILINE)
-# Overrides count above what a schema says of itself (`x-guidance`). White space is bounded: models never end it.
-_JSON_OPTIONS: "JsonCompileOptions" = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
-    "item_separator": ",",
-    "key_separator": ":",
-    "coerce_one_of": False,
-    "lenient": False,
-}
 
 
 class LlguidanceEngine:
@@ -126,21 +117,16 @@ def _llguidance_source(grammar: Grammar) -> str:
     """Raises ValueError and GrammarError."""
     match grammar.kind:
         case "json_schema":
-            _check_schema(grammar.source)
-            return LLMatcher.grammar_from_json_schema(grammar.source, overrides=_JSON_OPTIONS)
+            check_schema(grammar.source)
+            # overrides count above what a schema says of itself (`x-guidance`)
+            overrides = cast("JsonCompileOptions", JSON_OPTIONS)
+            return LLMatcher.grammar_from_json_schema(grammar.source, overrides=overrides)
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
-            texts = (json.dumps(text, ensure_ascii=False) for text in choices_of(grammar))
-            return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+            return LLMatcher.grammar_from_lark(f"start: {rule_of(grammar)}")
         case "grammar":
             return LLMatcher.grammar_from_lark(grammar.source)
-
-
-def _check_schema(source: str) -> None:
-    """llguidance would take the schema of anything else for any text."""
-    if not source.lstrip().startswith("{"):
-        raise GrammarError("must be a JSON schema, which is an object")
 
 
 def _shown(message: str) -> str:

@@ -19,7 +19,17 @@ from weir.grammar.masks import GrammarState, MaskFiller, UnusableGrammar
 
 TOY = toy_vocabulary()
 (END,) = TOY.end_token_ids
-SOURCES = ("[a-d]{3,9}x", "(yes|no)+", '("[0-9]{2}", ){2}', "a(bc)*d")
+MARKER = 263
+"""A special token, at which the free part of a grammar ends, as reasoning does."""
+REASONED = f"""
+start: thought <[{MARKER}]> "[" /[0-9]{{3}}/ "]"
+thought[max_tokens=5]: /(.|\\n)*/
+"""
+GRAMMARS = (
+    *(Grammar("regex", source) for source in ("[a-d]{3,9}x", "(yes|no)+", '("[0-9]{2}", ){2}', "a(bc)*d")),
+    Grammar("grammar", REASONED),
+)
+FREE = len(GRAMMARS)
 
 
 @pytest.fixture(scope="module")
@@ -76,25 +86,22 @@ def end_of(events: list[Event], number: int) -> SequenceEnded:
 
 
 def states_of(engine: LlguidanceEngine) -> dict[int, GrammarState | None]:
-    return {
-        number: GrammarState(engine.compile(Grammar("regex", source)).matcher())
-        for number, source in enumerate(SOURCES)
-    }
+    return {number: GrammarState(engine.compile(grammar).matcher()) for number, grammar in enumerate(GRAMMARS)}
 
 
 def test_tokens_are_the_same_alone_and_in_a_batch_with_free_ones(engine: LlguidanceEngine) -> None:
-    together = run_all({**states_of(engine), 4: None})
+    together = run_all({**states_of(engine), FREE: None})
     for number, state in states_of(engine).items():
         alone = run_all({number: state})
         assert tokens_of(together, number) == tokens_of(alone, number)
         assert tokens_of(alone, number)[-1] == END
         assert end_of(alone, number).reason is FinishReason.STOP
-    assert tokens_of(together, 4) == [ord("?")] * 60
+    assert tokens_of(together, FREE) == [ord("?")] * 60
 
 
 def test_who_goes_on_after_any_of_the_output_samples_the_rest_of_it(engine: LlguidanceEngine) -> None:
-    for number, source in enumerate(SOURCES):
-        compiled = engine.compile(Grammar("regex", source))
+    for number, grammar in enumerate(GRAMMARS):
+        compiled = engine.compile(grammar)
         whole = tokens_of(run_all({number: GrammarState(compiled.matcher())}), number)
         for num_earlier in range(1, len(whole)):
             earlier = whole[:num_earlier]
@@ -103,10 +110,10 @@ def test_who_goes_on_after_any_of_the_output_samples_the_rest_of_it(engine: Llgu
 
 
 def test_a_grammar_that_cannot_go_on_ends_its_own_sequence_without_a_token(engine: LlguidanceEngine) -> None:
-    events = run_all({**states_of(engine), 4: GrammarState(UnusableGrammar("it is\nnot to be had")), 5: None})
-    failure = end_of(events, 4).failure
+    events = run_all({**states_of(engine), FREE: GrammarState(UnusableGrammar("it is\nnot to be had")), FREE + 1: None})
+    failure = end_of(events, FREE).failure
     assert failure is not None
     assert failure.reason is FailureReason.INTERNAL
     assert failure.message == "the grammar of its output cannot go on: it is not to be had"
-    assert tokens_of(events, 4) == []
-    assert {end_of(events, number).failure for number in (0, 1, 2, 3, 5)} == {None}
+    assert tokens_of(events, FREE) == []
+    assert {end_of(events, number).failure for number in (*range(FREE), FREE + 1)} == {None}

@@ -1,11 +1,14 @@
 """A model of bytes: token i is byte i, and there is an end token. Small enough to read the tests' texts off the ids."""
 
 import codecs
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir_gateway.answers.formats import HERMES, AnswerFormat
 from weir_gateway.requests.models import ServedModel
 
 EOS = 256
@@ -46,7 +49,7 @@ class ByteTokenizer:
         except UnicodeEncodeError:
             raise InvalidRequest([FieldViolation(field, "is not valid Unicode")]) from None
 
-    def detokenizer(self) -> ByteDetokenizer:
+    def detokenizer(self, *, shown: frozenset[int] = frozenset()) -> ByteDetokenizer:
         return ByteDetokenizer()
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -64,23 +67,41 @@ class ByteTokenizer:
 class LineTemplate:
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
         """Ends with nothing where it asks for an answer, as other tests have it, and with "." where it does not. Begins
-        with the variables."""
+        with the variables and the names of tools; a turn has its calls after its content."""
         head = "".join(f"{name}={value}\n" for name, value in variables.items())
-        text = head + "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        head += "".join(f"tool: {tool['function']['name']}\n" for tool in tools)
+        text = head + "".join(f"{message['role']}: {message['content']}{_calls_of(message)}\n" for message in messages)
         if continue_final_message:
             return text.removesuffix("\n")
         return text if add_generation_prompt else text + "."
 
 
+def _calls_of(message: Mapping[str, Any]) -> str:
+    return "".join(
+        f" {call['function']['name']}({json.dumps(call['function']['arguments'])})"
+        for call in message.get("tool_calls", ())
+    )
+
+
 def byte_model(tokenizer: ByteTokenizer | None = None, *, max_context: int = MAX_CONTEXT) -> ServedModel:
-    return ServedModel("bytes", max_context, VOCAB_SIZE, (EOS,), tokenizer or ByteTokenizer(), LineTemplate())
+    """It calls tools in Hermes' form."""
+    return ServedModel(
+        "bytes",
+        max_context,
+        VOCAB_SIZE,
+        (EOS,),
+        tokenizer or ByteTokenizer(),
+        LineTemplate(),
+        answer_format=AnswerFormat(tools=HERMES),
+    )
 
 
 def ids_of(text: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from weir.core.errors import NotFound
 from weir.core.life import Phase
-from weir_gateway.input_processor import RequestMetrics
+from weir_gateway.requests.request_metrics import RequestMetrics
 
 
 def test_counts_of_tenants_are_bounded_however_many_come() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 _OTHER_GRAMMAR = "is not served under this name: give response_format, or structured_outputs"
 _NO_GRAMMAR = "is not served here; chats and completions of OpenAI's API have it"
-_NO_TOOLS = 'is not served yet: nothing here makes an answer a valid call. Give tool_choice: "none" with it'
+_OLD_TOOLS = "is an older form of calls, which is not served: give tools and tool_choice"
 _NO_MEDIA = "is not served: models here read and write text alone"
 _NO_SUCH_SAMPLING = "is another way to draw tokens, which is not served"
 
@@ -93,8 +93,8 @@ REASONS: Mapping[str, str] = {
     "chat_template": "is a program, and clients' programs are not run here",
     "suffix": "is not served: models here go on with a text, they are not trained to fill one in",
     "truncate_prompt_tokens": "is not served: a prompt is answered as it was sent, or refused",
-    "function_call": _NO_TOOLS,
-    "functions": _NO_TOOLS,
+    "function_call": _OLD_TOOLS,
+    "functions": _OLD_TOOLS,
     **dict.fromkeys(
         (
             "ebnf",
@@ -144,4 +144,3 @@ IGNORED = frozenset(
         "user",
     }
 )
-NO_TOOLS = _NO_TOOLS

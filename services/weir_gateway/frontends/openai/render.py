@@ -21,9 +21,12 @@ from weir.core.errors import (
 )
 from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
+from weir_gateway.answers.formats import MISTRAL_LIST
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.openai.parts import delta_parts, message_parts
 from weir_gateway.requests.client_request import Operation, Text
 from weir_gateway.requests.output import OutputDelta
+from weir_gateway.tools.call_ids import CallIds
 
 Json = dict[str, Any]
 
@@ -70,6 +73,13 @@ class Rendering:
         return not (self.has_continuous_usage or self.returns_token_ids or self.drops_output)
 
 
+def call_ids_of(opened: OpenRequest) -> list[CallIds]:
+    """By choice."""
+    tools = opened.checked.model.answer_format.tools
+    is_short = tools is not None and tools.name == MISTRAL_LIST.name
+    return [CallIds(opened.request_id, choice, is_short) for choice in range(len(opened.states))]
+
+
 class AnswerRenderer:
     """Renders the answer to one request: whole, or opening, chunks and closing."""
 
@@ -79,6 +89,8 @@ class AnswerRenderer:
         self._is_chat = opened.checked.client_request.operation is Operation.CHAT
         self._logprobs = LogprobsRenderer(opened.checked.model.tokenizer.token_bytes)
         self._created_unix_s = int(time.time())
+        self._has_parts = opened.checked.client_request.tools is not None
+        self._ids = call_ids_of(opened)
         self._echoes: dict[int, str] = {}
         """By prompt."""
 
@@ -106,7 +118,9 @@ class AnswerRenderer:
         chunks = []
         for index in range(len(self._opened.states)):
             if self._is_chat:
-                content: Json = {"delta": {"role": "assistant", "content": ""}}
+                # null: text may come, or calls of tools, and clients join null and a text to that text
+                empty = None if self._has_parts else ""
+                content: Json = {"delta": {"role": "assistant", "content": empty}}
             elif self.rendering.echoes or self.rendering.returns_token_ids:
                 content = {"text": self._echo(index), **self._prompt_ids_of_completion(index)}
             else:
@@ -119,7 +133,10 @@ class AnswerRenderer:
     def chunk(self, delta: OutputDelta, text_offset: int) -> Json:
         """Part of a choice, the last one with a finish reason. `text_offset`: characters of the choice before it."""
         text = "" if self.rendering.drops_output else delta.text
-        content: Json = {"delta": {"content": text} if text else {}} if self._is_chat else {"text": text}
+        if delta.events is not None:
+            content: Json = {"delta": delta_parts(delta.events, self._ids[delta.choice].of)}
+        else:
+            content = {"delta": {"content": text} if text else {}} if self._is_chat else {"text": text}
         return self._chunk(self._choice(delta, content, text_offset))
 
     def closing(self) -> list[Json]:
@@ -130,7 +147,10 @@ class AnswerRenderer:
 
     def _whole_choice(self, output: OutputDelta, outputs: Sequence[OutputDelta]) -> Json:
         if self._is_chat:
-            content: Json = {"message": {"role": "assistant", "content": output.text, "refusal": None}}
+            parts: Json = {"content": output.text}
+            if output.events is not None:
+                parts = message_parts(output.events, self._ids[output.choice].of)
+            content: Json = {"message": {"role": "assistant", **parts, "refusal": None}}
         else:
             text = "" if self.rendering.drops_output else output.text
             content = {"text": self._echo(output.choice) + text, **self._prompt_ids_of_completion(output.choice)}
@@ -156,8 +176,13 @@ class AnswerRenderer:
             return {**choice, "finish_reason": FinishReason.LENGTH.value, "finish_details": {"type": "deadline"}}
         if delta.finish_reason is not None:
             reason = FinishReason.LENGTH if self.rendering.drops_output else delta.finish_reason
-            choice["finish_reason"] = reason.value
+            choice["finish_reason"] = "tool_calls" if self._ends_with_calls(delta.choice) else reason.value
         return choice
+
+    def _ends_with_calls(self, choice: int) -> bool:
+        """Of a function that the client named OpenAI has it that the answer just ends."""
+        tools = self._opened.checked.client_request.tools
+        return tools is not None and not tools.is_named and self._opened.states[choice].output.ends_with_calls
 
     def _echo(self, choice: int) -> str:
         """The prompt of a choice, if it is wanted, as it was sent."""

@@ -5,15 +5,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
-from weir_gateway.frontends.openai.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, NO_TOOLS, REASONS
+from weir_gateway.frontends.openai.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, REASONS
+from weir_gateway.frontends.openai.messages import Message, conversation_of, is_too_long
 from weir_gateway.frontends.openai.render import Rendering
 from weir_gateway.frontends.openai.structured import grammar_of
+from weir_gateway.frontends.openai.tool_fields import CHAT_TOOLS
 from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import (
     ClientRequest,
@@ -36,6 +38,8 @@ HTTP_NAMES: FieldNames = {name: name for name in grpc_names()} | {
     "text": "prompt",
     "token_ids": "prompt",
     "messages": "messages",
+    "tools": "tools",
+    "tool_schema": "function.parameters",
     "request_id": "X-Request-Id",
     "include_stop": "include_stop_str_in_output",
     "priority": "priority",
@@ -45,9 +49,6 @@ HTTP_NAMES: FieldNames = {name: name for name in grpc_names()} | {
 _MAX_TEMPLATE_VARIABLES_CHARS = 16_384
 LEAST_SEED = -(2**63)
 """OpenAI's seeds have a sign; here they are the same 64 bits without one."""
-MAX_ENTRIES = 4096
-"""Of a list that is read entry by entry. What each means has lower bounds, under which a longer one cannot be; this one
-is known before the event loop has read them."""
 
 
 class StreamOptions(BaseModel):
@@ -113,15 +114,6 @@ class CompletionBody(CommonBody):
     echo: bool | None = None
 
 
-class Message(BaseModel):
-    """One turn. `content` is a text, or a list of text parts."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Any
-
-
 class ChatBody(CommonBody):
     """`POST /v1/chat/completions`."""
 
@@ -163,6 +155,7 @@ def completion_request(body: CompletionBody, correlation_id: str, unknown_fields
     violations: list[FieldViolation] = []
     ignored = check_undeclared(body.model_extra, COMPLETION_FIELDS, unknown_fields, violations)
     prompts = _prompts_of(body.prompt, violations)
+    _check_no_tools(body, violations)
     given = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
     rendering = _rendering_of(body, echoes=bool(body.echo), drops_output=bool(body.echo) and body.max_tokens == 0)
     if rendering.drops_output:
@@ -212,7 +205,6 @@ def _client_request(
     violations: list[FieldViolation],
 ) -> ClientRequest:
     """`given`: the numbers that are not taken as they stand in the body; there is at least one prompt."""
-    _check_tools(body, violations)
     stop = _stop_of(body.stop, violations)
     logit_bias = _logit_bias_of(body.logit_bias or {}, violations)
     grammar, grammar_field = grammar_of(body.response_format, body.structured_outputs, violations)
@@ -247,27 +239,6 @@ def _client_request(
         is_stream=body.is_stream,
         priority=body.priority,
     )
-
-
-def conversation_of(messages: Sequence[Message], violations: list[FieldViolation]) -> Conversation:
-    """Adds to `violations` what has content that is no text, and too many of them."""
-    if is_too_long(messages, "messages", violations):
-        return Conversation(())
-    turns = tuple(
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": _content_of(message.content, f"messages[{index}].content", violations),
-        }
-        for index, message in enumerate(messages)
-    )
-    return Conversation(turns)
-
-
-def is_too_long(entries: Sequence[object], field: str, violations: list[FieldViolation]) -> bool:
-    """Then it is in `violations`."""
-    if len(entries) > MAX_ENTRIES:
-        violations.append(FieldViolation(field, f"has {len(entries)} entries; at most {MAX_ENTRIES} are read"))
-    return len(entries) > MAX_ENTRIES
 
 
 def _is_longer(value: object, max_chars: int) -> bool:
@@ -330,26 +301,18 @@ def _conversation_of_chat(body: ChatBody, violations: list[FieldViolation]) -> C
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         template_variables=variables,
+        tools=CHAT_TOOLS.tool_use_of(body.tools, body.tool_choice, body.parallel_tool_calls, violations),
     )
 
 
-def _check_tools(body: CommonBody, violations: list[FieldViolation]) -> None:
-    """With `none` a model is not to call any, which no answer does."""
-    if body.tools and body.tool_choice != "none":
-        violations.append(FieldViolation("tools", f"{NO_TOOLS}, or leave it out"))
-    if body.tool_choice not in (None, "none", "auto"):
-        violations.append(FieldViolation("tool_choice", f"{NO_TOOLS}, or leave it out"))
-
-
-def _content_of(value: object, field: str, violations: list[FieldViolation]) -> str:
-    parts = value if isinstance(value, list) else [{"type": "text", "text": value}]
-    if is_too_long(parts, field, violations):
-        return ""
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
-    strings = [text for text in texts if isinstance(text, str)]
-    if len(strings) != len(parts):
-        violations.append(FieldViolation(field, "must be a text, or a list of parts of type text"))
-    return "".join(strings)
+def _check_no_tools(body: CompletionBody, violations: list[FieldViolation]) -> None:
+    """With `none` a model is not to call any, which no completion does."""
+    for name, changes_nothing in (
+        ("tools", not body.tools or body.tool_choice == "none"),
+        ("tool_choice", body.tool_choice in (None, "none", "auto")),
+    ):
+        if not changes_nothing:
+            violations.append(FieldViolation(name, "is of chats: a completion has no tools; leave it out"))
 
 
 def _logit_bias_of(biases: Mapping[str, float], violations: list[FieldViolation]) -> tuple[tuple[int, float], ...]:

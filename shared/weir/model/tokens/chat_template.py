@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -18,6 +20,11 @@ from weir.model.errors import ModelError
 from weir.model.files.gguf import read_gguf
 from weir.model.files.source import ModelKind, ModelSource
 
+SHIPPED_TEMPLATES = ("hermes",)
+"""Templates of the package, by name: `hermes` is ChatML with tools, for models that were taught neither otherwise."""
+
+_SHIPPED = Path(__file__).parent / "templates"
+_MAX_TEMPLATE_BYTES = 1 << 20
 _DUMMY_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -33,51 +40,97 @@ _TEMPLATE_FAILURES = (
     RecursionError,
     MemoryError,
 )
+_PROBE = "weir_probes_for_tools"
+"""The name of a tool: no template has it but one that shows the tools it is given."""
 _MAX_RENDERED_CHARS = 1 << 25
 """Far above what any context holds: it only ends a template that makes much of little."""
 
 
 class ChatTemplate:
-    """`template` None: a model without one, which refuses every conversation."""
+    """`template` None: a model without one, which refuses every conversation. `tool_template`: the one for
+    conversations with tools, where a model has two."""
 
-    def __init__(self, model_name: str, template: str | None, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        template: str | None,
+        special_tokens: Mapping[str, str],
+        tool_template: str | None = None,
+    ) -> None:
         self._model_name = model_name
         self._special_tokens = dict(special_tokens)
         self._template = None if template is None else _compile(model_name, template)
+        self._tool_template = self._template if tool_template is None else _compile(model_name, tool_template)
+        self.tool_source = (template if tool_template is None else tool_template) or ""
+        """Of the template for conversations with tools: it tells in which form the model was taught to call them."""
+
+    @cached_property
+    def has_tools(self) -> bool:
+        """Whether it shows a model the tools that there are. One that raises at the question is asked again when there
+        is a conversation."""
+        if self._tool_template is None:
+            return False
+        probe = {"type": "function", "function": {"name": _PROBE, "description": "", "parameters": {}}}
+        asked = {"messages": [{"role": "user", "content": "-"}], "tools": [probe], "documents": None}
+        try:
+            text = _bounded_text(self._tool_template.generate({**asked, "add_generation_prompt": True}))
+        except (*_TEMPLATE_FAILURES, InvalidRequest):
+            return True
+        return _PROBE in text
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
         """The prompt that asks for the assistant's next message; without `add_generation_prompt` only what was said.
         With `continue_final_message` it ends where the last message does, for the model to go on with it.
-        `messages`: `{"role": …, "content": …}` each. `variables`: further ones of the template.
+        `messages`: `{"role": …, "content": …}` each, with `tool_calls` whose `arguments` are objects, `tool_call_id`
+        and `name` as OpenAI has them. `tools`: in OpenAI's form. `variables`: further ones of the template.
 
         Raises:
-            InvalidRequest: no messages, the template refuses them or leaves the last one out, a variable has a name
-                that is the template's own, or the model has no template.
+            InvalidRequest: no messages, the template refuses them or leaves the last one or the tools out, a variable
+                has a name that is the template's own, or the model has no template.
         """
         if self._template is None:
             _refuse(f"model {self._model_name!r} has no chat template; send it a prompt instead")
         if not messages:
             _refuse("empty; at least one message is needed")
+        template = self._template
+        if tools or any(_is_of_tools(message) for message in messages):
+            template = self._tool_template or template
+            self._need_tools(messages, tools)
         # None, and not undefined: templates ask `tools is not none`
-        own: dict[str, object] = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
+        own: dict[str, object] = {"tools": [dict(tool) for tool in tools] or None, "documents": None}
+        own["messages"] = [dict(message) for message in messages]
         own["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         own |= self._special_tokens
         taken = sorted(own.keys() & variables.keys())
         if taken:
             raise InvalidRequest([FieldViolation("chat_template_kwargs", f"{taken[0]!r} is the template's own")])
         try:
-            rendered = _bounded_text(self._template.generate(own | dict(variables)))
+            rendered = _bounded_text(template.generate(own | dict(variables)))
         except _TEMPLATE_FAILURES as error:
             problem = str(error) or type(error).__name__
             raise InvalidRequest([_violation(f"the model's chat template refuses them: {problem}")]) from error
         return _until_last_message(rendered, messages[-1]) if continue_final_message else rendered
+
+    def _need_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Raises InvalidRequest where they would be left out without a word."""
+        if self.has_tools:
+            return
+        problem = (
+            f"the chat template of model {self._model_name!r} has no tools, so it would not hear of any; its operator "
+            "can give it one that has (--chat-template)"
+        )
+        if tools:
+            raise InvalidRequest([FieldViolation("tools", problem)])
+        index = next(index for index, message in enumerate(messages) if _is_of_tools(message))
+        raise InvalidRequest([FieldViolation(f"messages[{index}]", f"is of tools: {problem}")])
 
 
 def _bounded_text(parts: Iterator[str]) -> str:
@@ -91,7 +144,11 @@ def _bounded_text(parts: Iterator[str]) -> str:
     return "".join(found)
 
 
-def _until_last_message(rendered: str, message: Mapping[str, str]) -> str:
+def _is_of_tools(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "tool" or bool(message.get("tool_calls"))
+
+
+def _until_last_message(rendered: str, message: Mapping[str, Any]) -> str:
     """As transformers' `continue_final_message` finds it: templates may strip what they are given."""
     content = message["content"].strip()
     start = rendered.rfind(content)
@@ -100,16 +157,56 @@ def _until_last_message(rendered: str, message: Mapping[str, str]) -> str:
     return rendered[: start + len(content)]
 
 
-def load_chat_template(source: ModelSource) -> ChatTemplate:
-    """From `tokenizer.chat_template` of the GGUF file, or chat_template.jinja or tokenizer_config.json of the folder.
+def load_chat_template(source: ModelSource, named: str = "") -> ChatTemplate:
+    """From `tokenizer.chat_template` of the GGUF file, or chat_template.jinja or tokenizer_config.json of the folder;
+    `named`: another one in place of it, a file's path or one of `SHIPPED_TEMPLATES`.
 
     Raises:
-        ModelError: the template is not valid Jinja.
+        ModelError: the template is not valid Jinja, or cannot be read.
     """
+    found = _templates_of(source)
+    if not named:
+        return ChatTemplate(source.name, found.default, found.special_tokens, found.of_tools)
+    return ChatTemplate(source.name, read_template(named), found.special_tokens)
+
+
+def checked_template(named: str) -> str:
+    """The same, or of a relative path the absolute one, once it is sure that it can be used. Raises ModelError."""
+    if not named:
+        return named
+    ChatTemplate(named, read_template(named), {})
+    return named if named in SHIPPED_TEMPLATES else str(Path(named).absolute())
+
+
+def read_template(named: str) -> str:
+    """The text of a template. Raises ModelError."""
+    path = _SHIPPED / f"{named}.jinja" if named in SHIPPED_TEMPLATES else Path(named)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_TEMPLATE_BYTES + 1)
+        text = data.decode()
+    except (OSError, ValueError) as error:
+        shipped = f"must be a file of Jinja, or {' or '.join(SHIPPED_TEMPLATES)}"
+        raise ModelError(f"chat_template {named!r}: {shipped} ({error})") from error
+    if len(data) > _MAX_TEMPLATE_BYTES:
+        raise ModelError(f"chat_template {named!r}: has over {_MAX_TEMPLATE_BYTES} bytes")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Templates:
+    """What a model's files have. `of_tools`: where they have one of its own for conversations with tools."""
+
+    default: str | None
+    special_tokens: Mapping[str, str]
+    of_tools: str | None = None
+
+
+def _templates_of(source: ModelSource) -> _Templates:
     if source.kind is ModelKind.HF_FOLDER:
         return _from_folder(source)
     if source.kind is ModelKind.DUMMY:
-        return ChatTemplate(source.name, _DUMMY_TEMPLATE, {})
+        return _Templates(_DUMMY_TEMPLATE, {})
     gguf = read_gguf(source.path)
     tokens = gguf.find("tokenizer.ggml.tokens", list, []) or []
     special_tokens = {}
@@ -117,29 +214,35 @@ def load_chat_template(source: ModelSource) -> ChatTemplate:
         token_id = gguf.find(f"tokenizer.ggml.{name}_token_id", int)
         if token_id is not None and 0 <= token_id < len(tokens):
             special_tokens[f"{name}_token"] = str(tokens[token_id])
-    return ChatTemplate(source.name, gguf.find("tokenizer.chat_template", str), special_tokens)
+    return _Templates(
+        gguf.find("tokenizer.chat_template", str), special_tokens, gguf.find("tokenizer.chat_template.tool_use", str)
+    )
 
 
-def _from_folder(source: ModelSource) -> ChatTemplate:
+def _from_folder(source: ModelSource) -> _Templates:
     config_path = source.path / "tokenizer_config.json"
     config = _read_json_object(config_path) if config_path.is_file() else {}
     jinja_path = source.path / "chat_template.jinja"
-    template = jinja_path.read_text("utf-8") if jinja_path.is_file() else _default_template(config.get("chat_template"))
+    named = _named_templates(config.get("chat_template"))
+    template = jinja_path.read_text("utf-8") if jinja_path.is_file() else named.get("default")
     special_tokens = {}
     for name in ("bos_token", "eos_token"):
         token = config.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str):
             special_tokens[name] = text
-    return ChatTemplate(source.name, template, special_tokens)
+    tool_path = source.path / "additional_chat_templates" / "tool_use.jinja"
+    of_tools = tool_path.read_text("utf-8") if tool_path.is_file() else named.get("tool_use")
+    return _Templates(template, special_tokens, of_tools)
 
 
-def _default_template(value: object) -> str | None:
+def _named_templates(value: object) -> Mapping[str, str]:
     """A folder may carry one template, or several by name."""
-    if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
+    if isinstance(value, str):
+        return {"default": value}
+    entries = value if isinstance(value, list) else []
+    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
 
 
 def _read_json_object(path: Path) -> dict[str, object]:

@@ -31,15 +31,16 @@ class IncrementalDetokenizer:
     The pieces joined equal `Tokenizer.decode` of all ids, however the ids were cut into pushes.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", skip_special: bool) -> None:
+    def __init__(self, tokenizer: "Tokenizer", skip_special: bool, shown: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strip_space = tokenizer.strips_leading_space
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that is certain after these ids."""
-        return self._emit(self._tokenizer.decode_bytes(token_ids, self._skip_special), final=False)
+        return self._emit(self._tokenizer.decode_bytes(token_ids, self._skip_special, self._shown), final=False)
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never completed. The next push starts a new text."""
@@ -120,12 +121,16 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special=skip_special)
         return detokenizer.push(token_ids) + detokenizer.finish()
 
-    def detokenizer(self, *, skip_special: bool = True) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self, skip_special)
+    def detokenizer(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> IncrementalDetokenizer:
+        """`shown`: special tokens that are in the text all the same."""
+        return IncrementalDetokenizer(self, skip_special, shown)
 
-    def decode_bytes(self, token_ids: Iterable[int], skip_special: bool) -> bytes:
+    def decode_bytes(self, token_ids: Iterable[int], skip_special: bool, shown: frozenset[int] = frozenset()) -> bytes:
         """The bytes of the tokens, one after the other."""
         bytes_of = self._bytes_without_special if skip_special else self._all_bytes
+        if shown:
+            all_bytes = self._all_bytes
+            return b"".join([(all_bytes if token_id in shown else bytes_of)[token_id] for token_id in token_ids])
         return b"".join([bytes_of[token_id] for token_id in token_ids])
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -18,6 +18,11 @@ GROUPS_TABLE = "groups"
 MAX_WORKERS = 64
 """Of a role, of one model."""
 MAX_MODELS = 16
+ToolFormatName = Literal["auto", "hermes", "llama3_json", "mistral_list", "mistral_named", "qwen3_coder", "phi4_mini"]
+TOOL_FORMAT_HELP = "Form in which the model writes calls of tools. `auto`: found in its chat template."
+CHAT_TEMPLATE_HELP = (
+    "Chat template in place of the model's own: a file of Jinja, or hermes (ChatML with tools). Empty: its own."
+)
 _MAX_ALIASES = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,95}")
 _GROUP = re.compile(r"[a-z0-9_-]{1,32}")
@@ -44,6 +49,8 @@ class StackModel:
     """Further names for it in requests."""
     arena_bytes: ByteSize = 0
     max_context_tokens: int = 0
+    chat_template: str = ""
+    tool_format: ToolFormatName = "auto"
 
     def __post_init__(self) -> None:
         for name in (*([self.name] if self.name else []), *self.aliases):
@@ -187,6 +194,7 @@ def models_from_document(document: Mapping[str, Any], default: StackModel, path:
 def _read_models(document: Mapping[str, Any], default: StackModel, path: str) -> Iterator[StackModel]:
     for name, table in _tables(document, MODELS_TABLE, path):
         base = replace(default, name="", model=name, aliases=(), load="files", model_shape="")
+        base = replace(base, chat_template="", tool_format="auto")
         yield _read(base, name, table, f"{path}: models.{name}", StackModel)
 
 

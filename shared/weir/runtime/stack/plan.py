@@ -30,7 +30,14 @@ from weir.runtime.config import (
     model_reference,
     setting,
 )
-from weir.runtime.stack.models import MAX_WORKERS, StackModel, StackModels
+from weir.runtime.stack.models import (
+    CHAT_TEMPLATE_HELP,
+    MAX_WORKERS,
+    TOOL_FORMAT_HELP,
+    StackModel,
+    StackModels,
+    ToolFormatName,
+)
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.readiness import GrpcProbe, NatsProbe, Probe
 from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
@@ -74,6 +81,8 @@ class StackConfig:
     device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
     precision: Precision = setting("auto", PRECISION_HELP)
     exact: bool = setting(False, EXACT_HELP)
+    chat_template: str = setting("", CHAT_TEMPLATE_HELP)
+    tool_format: ToolFormatName = setting("auto", TOOL_FORMAT_HELP)
     host: str = setting(LOOPBACK, "Address that the gateway listens on.")
     http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
     grpc_port: int = setting(50051, "Port of the gRPC API.")
