@@ -24,6 +24,7 @@ from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, FieldNames
 from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.requests.reasoning import with_reasoning_grammar
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_figures import LaneFigures, RequestFigures
 from weir_gateway.requests.request_metrics import RequestMetrics
@@ -234,8 +235,9 @@ class InputProcessor:
             self._check_name_is_free(client_request, caller.tenant)
         client_request = with_tool_grammar(client_request, model)
         with span.child("tokenize"):
-            await self._tokenizer.grammars.check(client_request, model)
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
+            client_request = with_reasoning_grammar(client_request, model, token_ids)
+            await self._tokenizer.grammars.check(client_request, model)
         return check_prompt(client_request, model, self._limits, token_ids, scope)
 
     def _num_choices(self, client_request: ClientRequest) -> int:
