@@ -235,9 +235,11 @@ class InputProcessor:
             self._check_name_is_free(client_request, caller.tenant)
         client_request = with_tool_grammar(client_request, model)
         with span.child("tokenize"):
+            grammars = self._tokenizer.grammars
+            await grammars.check(client_request, model)
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
             client_request = with_reasoning_grammar(client_request, model, token_ids)
-            await self._tokenizer.grammars.check(client_request, model)
+            await grammars.check(client_request, model)  # compiled already, unless reasoning comes before it
         return check_prompt(client_request, model, self._limits, token_ids, scope)
 
     def _num_choices(self, client_request: ClientRequest) -> int:
@@ -308,11 +310,19 @@ class InputProcessor:
         for state, choice_span, times in zip(states, spans, times_of_all, strict=True):
             state.succeed(succession)
             choice_span.remember(state.request_id, state.checked, times)
-            state.ended.add_done_callback(partial(self._on_choice_end, state, times))
+            state.ended.add_done_callback(partial(self._on_choice_end, state, times, choice_span))
             self._driver.drive(state, choice_span)
         return opened
 
-    def _on_choice_end(self, state: RequestState, times: RequestTimes, ended: "asyncio.Future[RequestEnd]") -> None:
+    def _on_choice_end(
+        self, state: RequestState, times: RequestTimes, span: RequestSpan, ended: "asyncio.Future[RequestEnd]"
+    ) -> None:
+        if state.checked.client_request.tools is not None:
+            self._metrics.count_tool_calls(state.output.num_calls)
+            span.called_tools(state.output.num_calls)
+        if state.checked.model.answer_format.reasoning is not None:
+            self._metrics.count_reasoning_tokens(state.output.num_reasoning_tokens)
+            span.reasoned(state.output.num_reasoning_tokens)
         times.end(ended.result(), len(state.checked.prompt_token_ids), state.num_cached_tokens)
         self._lengths.observe(state, ended.result())
         if self.audit is not None:

@@ -121,6 +121,8 @@ class RequestSpan:
             self._span.set_attribute(gen_ai.GEN_AI_OPENAI_RESPONSE_SYSTEM_FINGERPRINT, checked.model.fingerprint)
         if sampling.grammar is not None:
             self._span.set_attribute("weir.request.grammar", sampling.grammar.kind)
+        if client_request.tools is not None:
+            self._span.set_attribute("weir.request.num_tools", len(client_request.tools.tools))
         if num_choices > 1:
             self._span.set_attribute(gen_ai.GEN_AI_REQUEST_CHOICE_COUNT, num_choices)
 
@@ -222,6 +224,14 @@ class RequestSpan:
             self.needs_first_chunk = False
             if self._span.is_recording():  # else it is not sampled, or has ended before its client read
                 self._span.set_attribute(gen_ai.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, now_s - self.started_at_s)
+
+    def called_tools(self, num_calls: int) -> None:
+        """Of a request with tools, at its end: complete calls."""
+        self._span.set_attribute("weir.response.num_tool_calls", num_calls)
+
+    def reasoned(self, num_tokens: int) -> None:
+        """Of a model that reasons, at the request's end: tokens of its answer that were reasoning."""
+        self._span.set_attribute(gen_ai.GEN_AI_USAGE_REASONING_OUTPUT_TOKENS, num_tokens)
 
     def end(self, ending: RequestEnd, num_output_tokens: int, now_s: float) -> None:
         """An answer that came as a whole ends before anything of it is sent, which follows at once."""

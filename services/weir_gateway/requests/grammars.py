@@ -2,8 +2,8 @@
 at once, and beside the event loop."""
 
 import asyncio
-import contextlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from weir.core.errors import FieldViolation, InvalidRequest, Overloaded
@@ -22,8 +22,6 @@ _MAX_WAITING = 64
 _MAX_MODELS = 8
 _COMPILE_TIMEOUT_S = 0.8
 """After which a client hears that it takes longer. What is compiled then is there when it asks again."""
-_MAX_BLAMED = 32
-"""Tools that are looked at to find out whose schema is wrong."""
 _ENGINE_TIMEOUT_S = 30.0
 _RETRY_AFTER_S = 1.0
 
@@ -50,10 +48,13 @@ class GrammarChecks:
             check_source(grammar)
             compiler = self._compiler_of(model)
             if compiler.try_get(grammar) is None:
-                await self._compile(compiler, grammar)
+                schemas = () if client_request.tools is None else schemas_of(client_request.tools)
+                await self._compile(compiler, grammar, schemas)
         except GrammarError as error:
-            wrong = await self._try_find_wrong_tool(client_request, model)
-            raise InvalidRequest([wrong or FieldViolation(names["grammar"], str(error))]) from None
+            field = names["grammar"]
+            if isinstance(error, _ToolSchemaError):
+                field = f"{names['tools']}[{error.index}].{names['tool_schema']}"
+            raise InvalidRequest([FieldViolation(field, str(error))]) from None
 
     def metrics(self) -> dict[str, float]:
         """Of all models together."""
@@ -66,7 +67,9 @@ class GrammarChecks:
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _compile(self, compiler: GrammarCompiler, grammar: Grammar) -> None:
+    async def _compile(
+        self, compiler: GrammarCompiler, grammar: Grammar, schemas: Sequence[tuple[int, Grammar]]
+    ) -> None:
         if self._num_waiting >= _MAX_WAITING:
             raise Overloaded(
                 f"the grammars of {self._num_waiting} requests are being compiled, at most {_MAX_WAITING} may wait for "
@@ -78,7 +81,7 @@ class GrammarChecks:
         try:
             async with asyncio.timeout(_ENGINE_TIMEOUT_S):
                 await loop.run_in_executor(self._executor, compiler.prepare)
-            compiling = loop.run_in_executor(self._executor, compiler.compile, grammar)
+            compiling = loop.run_in_executor(self._executor, _compile_all, compiler, grammar, schemas)
             await asyncio.wait([compiling], timeout=_COMPILE_TIMEOUT_S)
             if not compiling.done():
                 compiling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -89,19 +92,6 @@ class GrammarChecks:
         finally:
             self._num_waiting -= 1
 
-    async def _try_find_wrong_tool(self, client_request: ClientRequest, model: ServedModel) -> FieldViolation | None:
-        """The first tool whose schema alone is refused. None: there is none, or finding it takes long."""
-        if client_request.tools is None:
-            return None
-        names, compiler = client_request.names, self._compiler_of(model)
-        with contextlib.suppress(Overloaded):
-            for index, grammar in schemas_of(client_request.tools)[:_MAX_BLAMED]:
-                try:
-                    await self._compile(compiler, grammar)
-                except GrammarError as error:
-                    return FieldViolation(f"{names['tools']}[{index}].{names['tool_schema']}", str(error))
-        return None
-
     def _compiler_of(self, model: ServedModel) -> GrammarCompiler:
         tokenizer, compiler = self._compilers.get(model.name, (None, None))
         if compiler is None or tokenizer is not model.tokenizer:
@@ -111,6 +101,25 @@ class GrammarChecks:
         while len(self._compilers) > _MAX_MODELS:
             self._compilers.popitem(last=False)
         return compiler
+
+
+class _ToolSchemaError(GrammarError):
+    """Of the tool with this index."""
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+def _compile_all(compiler: GrammarCompiler, grammar: Grammar, schemas: Sequence[tuple[int, Grammar]]) -> None:
+    """Raises GrammarError. `schemas`: of tools, by their places in the list, which are in `grammar`. There they begin
+    amid a text, and what is wrong with one would only show when an answer comes to it."""
+    for index, schema in schemas:
+        try:
+            compiler.try_out(schema)
+        except GrammarError as error:
+            raise _ToolSchemaError(index, str(error)) from None
+    compiler.compile(grammar)
 
 
 def _engine_of(model: ServedModel) -> GrammarEngine:

@@ -26,7 +26,17 @@ class RequestMetrics:
     def __init__(self, *, max_tenants: int = _MAX_TENANTS) -> None:
         self._tenants = StickyLabels(max_tenants)
         self._counts: Counter[str] = Counter(
-            dict.fromkeys((*_PHASE_METRICS.values(), "rejected_total", "prompt_tokens_total", "output_tokens_total"), 0)
+            dict.fromkeys(
+                (
+                    *_PHASE_METRICS.values(),
+                    "rejected_total",
+                    "prompt_tokens_total",
+                    "output_tokens_total",
+                    "reasoning_tokens_total",
+                    "tool_calls_total",
+                ),
+                0,
+            )
         )
 
     def count_rejection(self, error: WeirError) -> None:
@@ -46,6 +56,14 @@ class RequestMetrics:
     def count_output_tokens(self, tenant: str, num_tokens: int) -> None:
         self._counts["output_tokens_total"] += num_tokens
         self._add_of_tenant(tenant, "output_tokens_total", num_tokens)
+
+    def count_reasoning_tokens(self, num_tokens: int) -> None:
+        """They are output tokens too."""
+        self._counts["reasoning_tokens_total"] += num_tokens
+
+    def count_tool_calls(self, num_calls: int) -> None:
+        """That are complete."""
+        self._counts["tool_calls_total"] += num_calls
 
     @property
     def num_labels_dropped(self) -> int:

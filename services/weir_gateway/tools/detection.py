@@ -8,12 +8,11 @@ from weir_gateway.answers.formats import (
     MISTRAL_LIST,
     MISTRAL_NAMED,
     PHI4_MINI,
+    QWEN3_CODER,
     TOOL_FORMATS,
     ToolFormat,
 )
 
-_OTHER_BODIES = ("<function=", "<arg_key>")
-"""Between Hermes' markers, of families that do not write JSON there."""
 _LLAMA_SIGNS = ("<|python_tag|>", "<|eom_id|>", "ipython")
 
 
@@ -27,7 +26,9 @@ def _find_tool_format(template: str, has_token: Callable[[str], bool]) -> ToolFo
     if "[TOOL_CALLS]" in template:
         return MISTRAL_NAMED if "[ARGS]" in template or has_token("[ARGS]") else MISTRAL_LIST
     if "<tool_call>" in template:
-        return None if any(other in template for other in _OTHER_BODIES) else HERMES
+        if "<function=" in template:
+            return QWEN3_CODER
+        return None if "<arg_key>" in template else HERMES  # GLM's, which is not known here
     if "<|tool_call|>" in template:
         return PHI4_MINI
     if '"parameters"' in template and any(sign in template for sign in _LLAMA_SIGNS):

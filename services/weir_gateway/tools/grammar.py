@@ -88,16 +88,16 @@ class _Calls:
     def start_after_text(self) -> list[str]:
         """Text without a call, or up to one."""
         opens = self._layout.opens
+        spelled = "|".join(map(_regex_of, self._format.opens))
+        free = rf"& ~/(.|\n)*({spelled})(.|\n)*/"  # the parser would take it for a call
         if not opens:  # a call is the whole answer
-            return [f"start: TEXT | {self.whole}", r"TEXT: /([^\s{](.|\n)*)?/"]
-        token_id = self._token_of(opens)
-        if token_id is not None:
-            return [f"start: TEXT | TEXT {self.whole}", r"TEXT: /(.|\n)*/"]
-        marker = _regex_of(opens)
+            return [f"start: TEXT | {self.whole}", rf"TEXT: /([^\s{{](.|\n)*)?/ {free}"]
+        if self._token_of(opens) is not None:
+            return [f"start: TEXT | TEXT {self.whole}", rf"TEXT: /(.|\n)*/ {free}"]
         return [
             "start: TEXT | text_and_marker rest",
-            rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{marker}(.|\n)*/",
-            rf"text_and_marker[lazy]: /(.|\n)*{marker}/",
+            rf"TEXT: /(.|\n)*/ {free}",
+            rf"text_and_marker[lazy]: /(.|\n)*{_regex_of(opens)}/",
         ]
 
     def rules(self) -> list[str]:
@@ -111,7 +111,9 @@ class _Calls:
             one = f"{after} call {before} {closes}"
             rest = one + (f" ({_text(layout.between)} {opens} {one}){{0,{more}}}" if more else "")
         named = [f"call_{index}" for index in range(len(self._tools))]
+        is_by_parameters = self._format.syntax is CallSyntax.PARAMETERS
         return [
+            *([r"value_of_text[lazy]: /(.|\n)*\n<\/parameter>/"] if is_by_parameters else []),
             f"rest: {' '.join(rest.split())}",
             f"call: {' | '.join(named)}",
             *(f"{name}: {self._call(tool)}" for name, tool in zip(named, self._tools, strict=True)),
@@ -120,6 +122,8 @@ class _Calls:
     def _call(self, tool: Tool) -> str:
         schema = tool.schema if self._holds_all or tool.is_strict else _ANY_OBJECT
         arguments = f"%json {_dump({**schema, 'x-guidance': _JSON_OPTIONS})}"
+        if self._format.syntax is CallSyntax.PARAMETERS:
+            return _parameters(tool.name, schema)
         if self._format.syntax is CallSyntax.NAMED:
             return f"{_text(tool.name)} {self._marker('[ARGS]')} {arguments}"
         head = f'{{"name": {json.dumps(tool.name)}, "{self._format.arguments_key}": '
@@ -139,6 +143,24 @@ def _layout_of(tool_format: ToolFormat) -> _Layout:
         return _Layout(tool_format.opens[0])
     closes = "".join(tool_format.closes[:1])
     return _Layout(tool_format.opens[0], closes, after_opening="\n", before_closing="\n", between="\n")
+
+
+def _parameters(name: str, schema: Mapping[str, Any]) -> str:
+    """A call whose arguments come one by one: those that must be given, in the schema's order. Values that are no text
+    are JSON; what a schema says of them beyond that does not count, so that its `$ref`s need no root."""
+    properties = schema.get("properties", {})
+    required = [key for key in properties if key in schema.get("required", ())]
+    parts = [_text(f"<function={name}>\n"), *(_parameter(key, properties[key]) for key in required)]
+    optional = [f"({_parameter(key, properties[key])})?" for key in properties if key not in required]
+    return " ".join([*parts, *optional, _text("</function>")])
+
+
+def _parameter(key: str, schema: object) -> str:
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    value = "value_of_text"
+    if kind in ("number", "integer", "boolean", "object", "array", "null"):
+        value = f'%json {_dump({"type": kind, "x-guidance": _JSON_OPTIONS})} "\\n</parameter>"'
+    return f'{_text(f"<parameter={key}>" + chr(10))} {value} "\\n"'
 
 
 def _text(text: str) -> str:

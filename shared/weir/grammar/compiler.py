@@ -68,6 +68,10 @@ class GrammarCompiler:
         self._keep(grammar.digest, compiled, time.perf_counter() - began_s)
         return _usable(compiled)
 
+    def try_out(self, grammar: Grammar) -> None:
+        """Whether it can be compiled; nothing is kept of it. Raises GrammarError."""
+        self._require_engine().compile(grammar)
+
     def metrics(self) -> dict[str, float]:
         counts = self.counts
         return {

@@ -51,13 +51,17 @@ async def test_reasoning_is_told_apart_and_counted(world: World, client: openai.
     found = await client.chat.completions.create(**ASKED)
     [choice] = found.choices
     assert (choice.message.content, choice.finish_reason) == ("It is 2.", "stop")
-    assert choice.message.reasoning_content == "One and <b>one</b>."  # type: ignore[attr-defined]
+    assert choice.message.reasoning_content == "One and <b>one</b>."
     assert found.usage is not None
     assert found.usage.completion_tokens_details is not None
     num_reasoning = len(tokens_of(THOUGHT.partition("\n\nIt")[0]))
     assert found.usage.completion_tokens_details.reasoning_tokens == num_reasoning
     assert found.usage.completion_tokens == len(tokens_of(THOUGHT)) + 1
     assert not last_start(world).sampling.HasField("grammar")
+    await world.until_idle()
+    assert world.metric("reasoning_tokens_total") == num_reasoning
+    [span] = [span for span in world.spans.get_finished_spans() if span.name == "chat bytes"]
+    assert (span.attributes or {})["gen_ai.usage.reasoning.output_tokens"] == num_reasoning
 
 
 TEXTS = (THOUGHT, "Plain.", "<think>on and on", "<think></think>x", '<think>t</think><tool_call>{"name": "now"}')
@@ -162,6 +166,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"reasoning_effort": "none", "thinking_token_budget": 5}, "reasoning_effort"),
     ({"thinking_token_budget": 5, "ignore_eos": True}, "ignore_eos"),
     ({"structured_outputs": {"json": "[1"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"enum": []}}}, "structured_outputs.json"),
 )
 
 
