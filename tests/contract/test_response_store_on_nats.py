@@ -31,7 +31,7 @@ async def test_where_no_bucket_can_be_made_answers_are_not_kept_and_look_ups_say
     bus = await NatsBus.connect(full_server.url, name="contract-test")
     await bus.bucket("the_only_one", durable=True)
     store = ResponseStore(bus, Subjects("test"))
-    assert not await store.try_keep("a", RESPONSE_ID, b"{}", (("user", "x"),))
+    assert not await store.try_keep("a", RESPONSE_ID, b"{}", ({"role": "user", "content": "x"},))
     assert store.metrics()["responses_lost_total"] == 1
     with pytest.raises(Unavailable, match="cannot be looked up now"):
         await store.try_get("a", RESPONSE_ID)

@@ -11,7 +11,7 @@ from weir_gateway.frontends.json_parts import dump, dump_array
 from weir_gateway.frontends.openai.fields import IGNORED
 from weir_gateway.frontends.openai.messages import Message, conversation_of
 from weir_gateway.frontends.openai.schema import HTTP_NAMES, token_ids_of
-from weir_gateway.frontends.openai.tool_fields import chat_tools_of
+from weir_gateway.frontends.openai.tool_fields import CHAT_TOOLS
 from weir_gateway.frontends.unknown_fields import KnownFields, check_undeclared
 from weir_gateway.requests.client_request import Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
@@ -103,7 +103,7 @@ def _prompt_of(body: TokenizeBody, violations: list[FieldViolation]) -> Text | C
         if body.prompt is not None:
             violations.append(FieldViolation("prompt", "comes with messages; give one of them"))
         conversation = conversation_of(body.messages, violations)
-        tools = chat_tools_of(body.tools, None, None, violations)
+        tools = CHAT_TOOLS.tool_use_of(body.tools, None, None, violations)
         return replace(conversation, add_generation_prompt=body.add_generation_prompt is not False, tools=tools)
     if body.add_generation_prompt is not None:
         violations.append(FieldViolation("add_generation_prompt", "is for messages; leave it out"))

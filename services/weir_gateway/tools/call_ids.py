@@ -15,9 +15,10 @@ class CallIds:
     request_id: str
     choice: int = 0
     is_short: bool = False
+    prefix: str = "call_"
 
     def of(self, index: int) -> str:
         """Of the call with this index in the choice."""
         packed = f"{self.request_id}/{self.choice}/{index}".encode()
         digest = hashlib.blake2b(packed, digest_size=_LONG_CHARS // 2).hexdigest()
-        return digest[:_SHORT_CHARS] if self.is_short else f"call_{digest}"
+        return digest[:_SHORT_CHARS] if self.is_short else f"{self.prefix}{digest}"

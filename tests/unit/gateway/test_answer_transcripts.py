@@ -14,6 +14,7 @@ from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
 from weir.core.life import FinishReason
 from weir_gateway.frontends.anthropic.render import MessageEnd, MessageRenderer, MessageUsage
 from weir_gateway.frontends.openai.render import Json
+from weir_gateway.frontends.responses.items import AnswerItems
 from weir_gateway.frontends.responses.render import (
     ResponseEvents,
     ResponseHead,
@@ -23,6 +24,7 @@ from weir_gateway.frontends.responses.render import (
     kept,
 )
 from weir_gateway.frontends.responses.schema import ResponsesBody, asked_response
+from weir_gateway.tools.call_ids import CallIds
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 REQUEST_ID = "0123456789abcdef0123456789abcdef"
@@ -40,16 +42,22 @@ def head(**fields: object) -> ResponseHead:
     return ResponseHead(REQUEST_ID, 1_700_000_000, "bytes", 0.5, 1.0, asked_response(body))
 
 
+def items_of(text: str) -> AnswerItems:
+    items = AnswerItems(CallIds(REQUEST_ID), has_message=True)
+    items.add_text(text)
+    return items
+
+
 def completed_response() -> bytes:
     asked = head(instructions="Be brief.", max_output_tokens=16, metadata={"team": "a"})
     events = ResponseEvents(asked)
-    state = ResponseState.ended(FinishReason.STOP, 'h"ï\n', [], COUNTS)
+    state = ResponseState.ended(FinishReason.STOP, items_of('h"ï\n'), [], COUNTS)
     return events.opening(is_kept=True) + events.delta('h"', []) + events.delta("ï\n", []) + events.closing(kept(state))
 
 
 def incomplete_response() -> bytes:
     events = ResponseEvents(head(include=["message.output_text.logprobs"], store=False))
-    state = ResponseState.ended(FinishReason.LENGTH, "hi", [LOGPROB], COUNTS)
+    state = ResponseState.ended(FinishReason.LENGTH, items_of("hi"), [LOGPROB], COUNTS)
     return events.opening(is_kept=False) + events.delta("hi", [LOGPROB]) + events.closing(state)
 
 
@@ -112,7 +120,7 @@ def test_anthropics_types_hold_each_event(make: Callable[[], bytes]) -> None:
 
 
 def test_openais_type_holds_a_whole_response() -> None:
-    state = ResponseState.ended(FinishReason.LENGTH, "hi", [LOGPROB], COUNTS)
+    state = ResponseState.ended(FinishReason.LENGTH, items_of("hi"), [LOGPROB], COUNTS)
     response = Response.model_validate(head(max_output_tokens=2).response(state))
     assert (response.status, response.output_text) == ("incomplete", "hi")
     assert response.incomplete_details is not None
@@ -131,7 +139,7 @@ def test_openais_type_holds_a_whole_response() -> None:
 )
 def test_anthropics_type_holds_a_whole_message(end: MessageEnd, expected: tuple[str, str | None]) -> None:
     renderer = MessageRenderer(REQUEST_ID, "bytes", "")
-    whole = Message.model_validate(renderer.whole("hi", end, USAGE))
+    whole = Message.model_validate(renderer.whole([{"type": "text", "text": "hi"}], end, USAGE))
     assert (whole.stop_reason, whole.stop_sequence) == expected
     assert whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0) == 9
 

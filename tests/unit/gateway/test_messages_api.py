@@ -97,7 +97,7 @@ async def test_wrong_fields_are_named_in_anthropics_form(world: World, http: htt
         ({"temperature": 3}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"messages": []}, "messages"),
-        ({"tools": [{"name": "f"}]}, "tools"),
+        ({"tools": [{"name": "f g"}]}, "tools[0].name"),
     ):
         refused = await http.post("/v1/messages", json={**body, **fields}, headers={"X-Request-Id": "a"})
         assert refused.status_code == 400

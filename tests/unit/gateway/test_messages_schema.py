@@ -90,9 +90,12 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [TOOL, TOOL]}, "tools[1]"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tool_choice": {"type": ["none"]}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": ["none"]}}, "tool_choice.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
         ({"output_config": {"effort": "high"}}, "output_config"),
         ({"mcp_servers": [{"url": "u"}]}, "mcp_servers"),
@@ -103,7 +106,11 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
         ({"system": 7}, "system"),
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [USER, {"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[1].content[0]"),
+        (
+            {"messages": [USER, {"role": "user", "content": [{"type": "tool_result"}]}]},
+            "messages[1].content[0].tool_use_id",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ],
@@ -122,4 +129,4 @@ def test_a_message_needs_its_number_of_tokens_and_a_count_does_not() -> None:
 
 def test_a_count_refuses_what_the_message_would() -> None:
     with pytest.raises(InvalidRequest, match="tools"):
-        count_request(CountTokensBody.model_validate({"messages": [USER], "tools": [TOOL]}))
+        count_request(CountTokensBody.model_validate({"messages": [USER], "tools": [TOOL, TOOL]}))

@@ -13,11 +13,17 @@ from weir.bus.subjects import Subjects
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable
 from weir_gateway.frontends.json_parts import dump
+from weir_gateway.frontends.openai.messages import call_turn
 from weir_gateway.frontends.responses import store as store_module
 from weir_gateway.frontends.responses.store import ResponseStore
+from weir_gateway.frontends.responses.turns import turns_to_json
 
 SUBJECTS = Subjects("test")
-TURNS = (("user", "Grüße"), ("assistant", "hi"))
+TURNS = (
+    {"role": "user", "content": "Grüße"},
+    {"role": "assistant", "content": "", "tool_calls": [call_turn("call_1", "f", {"a": 1})]},
+    {"role": "assistant", "content": "hi"},
+)
 
 
 def response_id(number: int) -> str:
@@ -94,7 +100,7 @@ async def test_an_answer_whose_id_nobody_could_look_up_is_lost_and_not_too_large
 
 async def test_what_fits_just_so_is_kept() -> None:
     one = store(InMemoryHub())
-    assert await keep(one, 1, text="x" * (MAX_RESPONSE_BYTES - len(dump(TURNS).encode())))
+    assert await keep(one, 1, text="x" * (MAX_RESPONSE_BYTES - len(dump(turns_to_json(TURNS)).encode())))
     assert await has(one, 1)
 
 
@@ -144,7 +150,7 @@ async def test_an_id_that_no_answer_has_is_not_looked_up(name: str) -> None:
     assert not await one.delete("a", name)
 
 
-@pytest.mark.parametrize("turns", [b"{", b"[1]", b'[["a"]]', b"\xff"])
+@pytest.mark.parametrize("turns", [b"{", b"[1]", b'[["a"]]', b"5", b'[{"role": "a"}]', b"\xff"])
 async def test_what_no_gateway_has_written_is_as_good_as_gone(turns: bytes) -> None:
     hub = InMemoryHub()
     bucket = await hub.connect().bucket(SUBJECTS.responses_bucket(tenant_name("a")))

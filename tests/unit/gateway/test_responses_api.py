@@ -222,7 +222,7 @@ async def test_wrong_fields_are_named_as_this_api_has_them(world: World, client:
         ({"temperature": 3}, "temperature"),
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"input": "x" * 600}, "input"),
-        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "f g"}]}, "tools[0].name"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             await client.responses.create(**({"model": "bytes", "input": "x"} | fields))

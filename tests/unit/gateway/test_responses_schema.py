@@ -48,7 +48,7 @@ def test_instructions_come_first_then_the_previous_turns_then_the_input() -> Non
             "content": [{"type": "output_text", "text": "c", "annotations": []}],
         },
     ]
-    request = asked(input=items, instructions="i").client_request((("user", "before"),), "")
+    request = asked(input=items, instructions="i").client_request(({"role": "user", "content": "before"},), "")
     expected = [("system", "i"), ("user", "before"), ("system", "d"), ("user", "ab"), ("assistant", "c")]
     assert turns_of(request) == expected
 
@@ -107,10 +107,12 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
-        ({"tools": [TOOL]}, "tools"),
-        ({"tools": [NEW_TOOL], "tool_choice": "auto"}, "tools"),
+        ({"tools": [NEW_TOOL], "tool_choice": "auto"}, "tools[0]"),
+        ({"tools": [TOOL, TOOL]}, "tools[1]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"name": "x"}]}}, "tool_choice.tools"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
@@ -132,8 +134,10 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
         ({"input": [{"role": "user", "content": None}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_text", "text": 1}]}]}, "input[0].content[0]"),
-        ({"input": [{"type": "function_call", "name": "look"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": "x"}, {"type": "function_call_output"}]}, "input[1]"),
+        ({"input": [{"type": "function_call", "name": "look", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call", "name": "f", "call_id": "1", "arguments": "5"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
+        ({"input": [{"type": "custom_tool_call"}]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
         ({"input": [{"type": ["message"], "id": "msg_1"}]}, "input[0]"),
     ],
@@ -155,7 +159,9 @@ def test_reasoning_of_earlier_answers_is_not_shown_to_the_model_again() -> None:
 
 
 def test_without_input_a_request_goes_on_from_the_previous_answer_alone() -> None:
-    request = asked(input=None, previous_response_id="resp_1").client_request((("assistant", "a"),), "")
+    request = asked(input=None, previous_response_id="resp_1").client_request(
+        ({"role": "assistant", "content": "a"},), ""
+    )
     assert turns_of(request) == [("assistant", "a")]
 
 

@@ -122,8 +122,7 @@ async def test_tools_that_may_not_be_called_change_nothing(http: httpx.AsyncClie
     chat = {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}
     assert (await http.post("/v1/chat/completions", json={**chat, "tool_choice": "none"})).status_code == 200
     answer = await http.post("/v1/chat/completions", json=chat)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
-    assert 'Give tool_choice: "none" with it' in answer.json()["error"]["message"]
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0]")
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])

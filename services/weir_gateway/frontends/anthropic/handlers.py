@@ -1,6 +1,7 @@
 """`/v1/messages` and `/v1/messages/count_tokens`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,6 +11,7 @@ from weir.core.life import FinishReason
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
+from weir_gateway.frontends.anthropic.blocks import BlockEvents, content_blocks
 from weir_gateway.frontends.anthropic.render import MessageEnd, MessageRenderer, MessageUsage
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody, count_request, messages_request
 from weir_gateway.frontends.error_forms import ANTHROPIC_ID_HEADER, MESSAGES_PATH
@@ -17,6 +19,7 @@ from weir_gateway.frontends.http_app import CallerRoute
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import dump
+from weir_gateway.frontends.openai.render import Json, call_ids_of
 from weir_gateway.frontends.openai.schema import parse_body
 from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
@@ -63,27 +66,38 @@ class _Answer:
         checked = opened.checked
         self._renderer = MessageRenderer(opened.request_id, checked.model.name, checked.client_request.correlation_id)
         self._texts = self._renderer.texts()
+        self._ids = replace(call_ids_of(opened)[0], prefix="toolu_")
+        self._blocks = None if checked.client_request.tools is None else BlockEvents(self._ids)
+        """None: the answer is one block of text."""
         self._finish_reason: FinishReason | None = None
 
     async def whole(self, output: OutputDelta) -> bytes:
         self._finish_reason = output.finish_reason
-        return dump(self._renderer.whole(output.text, self._end(), self._usage())).encode()
+        content: list[Json] = [{"type": "text", "text": output.text}]
+        if output.events is not None:
+            content = content_blocks(output.events, self._ids)
+        return dump(self._renderer.whole(content, self._end(), self._usage())).encode()
 
     def opening(self) -> bytes:
-        return self._renderer.opening(MessageUsage(self._opened.num_prompt_tokens, self._opened.num_cached_tokens))
+        usage = MessageUsage(self._opened.num_prompt_tokens, self._opened.num_cached_tokens)
+        return self._renderer.opening(usage, has_text=self._blocks is None)
 
     def delta(self, delta: OutputDelta) -> bytes:
         self._finish_reason = delta.finish_reason
+        if self._blocks is not None:
+            return self._blocks.events(delta.events or ())
         return self._texts.event(delta.text) if delta.text else b""
 
     async def closing(self) -> bytes:
-        return self._renderer.closing(self._end(), self._usage())
+        closing = self._renderer.closing(self._end(), self._usage(), has_text=self._blocks is None)
+        return closing if self._blocks is None else self._blocks.closing() + closing
 
     def failure(self, error: WeirError) -> bytes:
         return self._renderer.failure(error)
 
     def _end(self) -> MessageEnd:
-        return MessageEnd(self._finish_reason, self._opened.states[0].output.matched_stop)
+        output = self._opened.states[0].output
+        return MessageEnd(self._finish_reason, output.matched_stop, output.ends_with_calls)
 
     def _usage(self) -> MessageUsage:
         opened = self._opened

@@ -1,6 +1,6 @@
 """Answers as Anthropic's Messages API has them: the object, and the events of a stream.
 
-message_start, content_block_start, ping
+message_start, content_block_start, ping          with tools blocks begin when they come (`blocks`)
 content_block_delta, as often as there is text
 content_block_stop, message_delta, message_stop
 … or, wherever it fails: error
@@ -40,8 +40,12 @@ class MessageEnd:
 
     finish_reason: FinishReason | None
     stop_sequence: str | None
+    has_calls: bool = False
+    """Whether it ended of itself, with calls of tools."""
 
     def json(self) -> Json:
+        if self.has_calls:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
         if self.stop_sequence is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": self.stop_sequence}
         reason = None if self.finish_reason is None else _STOP_REASONS.get(self.finish_reason, "max_tokens")
@@ -59,14 +63,16 @@ class MessageRenderer:
     model: str
     correlation_id: str
 
-    def whole(self, text: str, end: MessageEnd, usage: MessageUsage) -> Json:
-        return self._message([{"type": "text", "text": text}], end, usage)
+    def whole(self, content: list[Json], end: MessageEnd, usage: MessageUsage) -> Json:
+        return self._message(content, end, usage)
 
-    def opening(self, usage: MessageUsage) -> bytes:
+    def opening(self, usage: MessageUsage, *, has_text: bool = True) -> bytes:
+        """`has_text`: it is one block of text, which begins with it."""
+        begun = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         return typed_events(
             [
                 {"type": "message_start", "message": self._message([], _NOT_ENDED, usage)},
-                {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+                *([begun] if has_text else []),
                 {"type": "ping"},
             ]
         )
@@ -75,10 +81,10 @@ class MessageRenderer:
         delta = {"type": "text_delta", "text": TextEvents.TEXT}
         return TextEvents({"type": "content_block_delta", "index": 0, "delta": delta})
 
-    def closing(self, end: MessageEnd, usage: MessageUsage) -> bytes:
+    def closing(self, end: MessageEnd, usage: MessageUsage, *, has_text: bool = True) -> bytes:
         return typed_events(
             [
-                {"type": "content_block_stop", "index": 0},
+                *([{"type": "content_block_stop", "index": 0}] if has_text else []),
                 {"type": "message_delta", "delta": end.json(), "usage": usage.json()},
                 {"type": "message_stop"},
             ]

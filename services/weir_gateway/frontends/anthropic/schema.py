@@ -8,19 +8,15 @@ from typing import Any, NamedTuple
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
+from weir_gateway.frontends.anthropic.tool_fields import SCHEMA, message_tools_of
+from weir_gateway.frontends.anthropic.turns import TEXT_BLOCKS, TurnReader
 from weir_gateway.frontends.openai.messages import MAX_ENTRIES, is_too_long
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 from weir_gateway.tokenization import TokenizeRequest
 
-MESSAGES_NAMES: FieldNames = {**HTTP_NAMES, "messages": "messages", "stop": "stop_sequences"}
-
-_ROLES = ("user", "assistant")
-_TEXT_BLOCKS = frozenset({"text"})
-_DROPPED_BLOCKS = frozenset({"thinking", "redacted_thinking"})
-"""Of earlier answers, which a model is not shown again."""
-_NO_TOOLS = "is not served yet: nothing here makes an answer a valid call"
+MESSAGES_NAMES: FieldNames = {**HTTP_NAMES, "messages": "messages", "stop": "stop_sequences", "tool_schema": SCHEMA}
 
 
 class CountTokensBody(AdapterBody):
@@ -120,41 +116,24 @@ def _read(
     with."""
     violations: list[FieldViolation] = []
     ignored = check_undeclared(body.model_extra, known, unknown_fields, violations)
-    _check_tools(body, violations)
+    tools = message_tools_of(body.tools, body.tool_choice, violations)
     _check_thinking(body.thinking, violations)
     is_too_long(body.messages, "messages", violations)
-    turns = []
+    reader = TurnReader(violations)
     if body.system is not None:
-        system = text_of(body.system, "system", _TEXT_BLOCKS, frozenset(), violations)
-        turns.append({"role": "system", "content": system})
+        system = text_of(body.system, "system", TEXT_BLOCKS, frozenset(), violations)
+        reader.turns.append({"role": "system", "content": system})
     for index, message in enumerate(body.messages[:MAX_ENTRIES]):
         if len(violations) >= MAX_VIOLATIONS:
             break
-        turns.append(_turn_of(message, f"messages[{index}]", violations))
+        reader.read(message, f"messages[{index}]")
     if violations:
         raise InvalidRequest(violations)
-    goes_on = bool(body.messages) and turns[-1]["role"] == "assistant"
-    return Conversation(tuple(turns), add_generation_prompt=not goes_on, continue_final_message=goes_on), ignored
-
-
-def _turn_of(message: dict[str, Any], field: str, violations: list[FieldViolation]) -> dict[str, str]:
-    role = message.get("role")
-    if role not in _ROLES:
-        problem = f"is {shown(role)}; must be one of {', '.join(_ROLES)}"
-        violations.append(FieldViolation(f"{field}.role", problem))
-    text = text_of(message.get("content"), f"{field}.content", _TEXT_BLOCKS, _DROPPED_BLOCKS, violations)
-    return {"role": str(role), "content": text}
-
-
-def _check_tools(body: CountTokensBody, violations: list[FieldViolation]) -> None:
-    """Tools that may not be called change nothing, whatever they are."""
-    choice = "auto" if body.tool_choice is None else body.tool_choice.get("type")
-    if choice not in ("auto", "none"):
-        problem = f'{_NO_TOOLS}; leave it out, or give {{"type": "none"}}'
-        violations.append(FieldViolation("tool_choice", problem))
-    elif body.tools and choice != "none":
-        problem = f'{_NO_TOOLS}; leave it out, or give tool_choice: {{"type": "none"}} with it'
-        violations.append(FieldViolation("tools", problem))
+    goes_on = bool(body.messages) and reader.turns[-1]["role"] == "assistant"
+    conversation = Conversation(
+        tuple(reader.turns), add_generation_prompt=not goes_on, continue_final_message=goes_on, tools=tools
+    )
+    return conversation, ignored
 
 
 def _check_thinking(thinking: dict[str, Any] | None, violations: list[FieldViolation]) -> None:

@@ -15,7 +15,7 @@ from weir_gateway.frontends.openai.fields import CHAT_NEUTRAL, COMPLETION_NEUTRA
 from weir_gateway.frontends.openai.messages import Message, conversation_of, is_too_long
 from weir_gateway.frontends.openai.render import Rendering
 from weir_gateway.frontends.openai.structured import grammar_of
-from weir_gateway.frontends.openai.tool_fields import chat_tools_of
+from weir_gateway.frontends.openai.tool_fields import CHAT_TOOLS
 from weir_gateway.frontends.thinking import thinking_of_effort
 from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import (
@@ -311,7 +311,7 @@ def _conversation_of_chat(body: ChatBody, violations: list[FieldViolation]) -> C
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         template_variables=variables,
-        tools=chat_tools_of(body.tools, body.tool_choice, body.parallel_tool_calls, violations),
+        tools=CHAT_TOOLS.tool_use_of(body.tools, body.tool_choice, body.parallel_tool_calls, violations),
     )
     return thinking.within(conversation)
 

@@ -12,16 +12,19 @@ from starlette.responses import JSONResponse, Response
 from weir.core.errors import FieldViolation, InvalidRequest, NotFound, WeirError
 from weir.core.life import FinishReason
 from weir_gateway.access import Caller
+from weir_gateway.answers.events import AnswerEvent, ContentText, ToolArguments, ToolCallBegan, ToolCallEnded
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.http_app import CallerRoute
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
-from weir_gateway.frontends.openai.render import Json, LogprobsRenderer
+from weir_gateway.frontends.openai.messages import Turn
+from weir_gateway.frontends.openai.render import Json, LogprobsRenderer, call_ids_of
 from weir_gateway.frontends.openai.schema import parse_body
+from weir_gateway.frontends.responses.items import AnswerItems, turn_of
 from weir_gateway.frontends.responses.render import ResponseEvents, ResponseHead, ResponseState, TokenCounts, kept
-from weir_gateway.frontends.responses.schema import AskedResponse, ResponsesBody, Turn, asked_response
+from weir_gateway.frontends.responses.schema import AskedResponse, ResponsesBody, asked_response
 from weir_gateway.frontends.responses.store import KeptResponse, ResponseStore
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.output import OutputDelta
@@ -125,7 +128,7 @@ class _Answer:
         )
         self._events = ResponseEvents(self._head)
         self._logprobs = LogprobsRenderer(checked.model.tokenizer.token_bytes)
-        self._texts: list[str] = []
+        self._items = AnswerItems(call_ids_of(opened)[0], has_message=asked.tools is None)
         self._entries: list[Json] = []
         """Of log-probabilities, one a token."""
         self._num_entries = 0
@@ -142,21 +145,48 @@ class _Answer:
         return self._events.opening(is_kept=self._store is not None)
 
     def delta(self, delta: OutputDelta) -> bytes:
-        entries = self._take(delta)
+        entries = self._note(delta)
+        if delta.events is not None:
+            return b"".join(self._event(event, entries) for event in delta.events)
+        self._items.add_text(delta.text)
         return self._events.delta(delta.text, entries) if delta.text or entries else b""
+
+    def _event(self, event: AnswerEvent, entries: Sequence[Json]) -> bytes:
+        had_message = self._items.message_index is not None
+        call = self._items.take(event)
+        match event:
+            case ContentText(text):
+                began = b"" if had_message else self._events.message_began(self._items.message_index or 0)
+                return began + self._events.delta(text, entries)
+            case ToolCallBegan() if call is not None:
+                return self._events.call_began(call)
+            case ToolArguments(_, text) if call is not None:
+                return self._events.call_arguments(call, text)
+            case ToolCallEnded() if call is not None:
+                return self._events.call_ended(call)
+            case _:
+                return b""
 
     async def closing(self) -> bytes:
         self._num_entries = len(self._entries)
+        began = b"" if self._items.num_items else self._events.message_began(0)
         end, _ = await self._end()
-        return await self._rendered(partial(self._events.closing, end))
+        return began + await self._rendered(partial(self._events.closing, end))
 
     def failure(self, error: WeirError) -> bytes:
         return self._events.failure(error)
 
-    def _take(self, delta: OutputDelta) -> list[Json]:
+    def _take(self, output: OutputDelta) -> None:
+        """All of it."""
+        self._note(output)
+        if output.events is None:
+            self._items.add_text(output.text)
+        for event in output.events or ():
+            self._items.take(event)
+
+    def _note(self, delta: OutputDelta) -> list[Json]:
         """The entries of its log-probabilities."""
         entries: list[Json] = self._logprobs.chat_json(delta.logprobs)["content"] if delta.logprobs else []
-        self._texts.append(delta.text)
         self._entries += entries
         self._finish_reason = delta.finish_reason
         return entries
@@ -165,14 +195,15 @@ class _Answer:
         """With the JSON of it, where it is kept."""
         opened = self._opened
         counts = TokenCounts(opened.num_prompt_tokens, opened.num_cached_tokens, opened.num_output_tokens)
-        return await self._kept(ResponseState.ended(self._finish_reason, "".join(self._texts), self._entries, counts))
+        self._items.need_item()
+        return await self._kept(ResponseState.ended(self._finish_reason, self._items, self._entries, counts))
 
     async def _kept(self, state: ResponseState) -> tuple[ResponseState, bytes | None]:
         """Before its client knows of the end, so that it can go on from it at any gateway."""
         if self._store is None:
             return state, None
         as_kept = kept(state)
-        turns: tuple[Turn, ...] = (*self._turns, ("assistant", state.text))
+        turns = (*self._turns, turn_of(state.text, state.calls))
         content = await self._rendered(partial(self._json, as_kept))
         is_kept = await self._store.try_keep(self._tenant, self._head.response_id, content, turns)
         return (as_kept, content) if is_kept else (state, None)

@@ -1,8 +1,10 @@
 """Answers as OpenAI's Responses API has them: the object, and the events of a stream.
 
-    created, in_progress, output_item.added, content_part.added
-    output_text.delta, as often as there is text
-    output_text.done, content_part.done, output_item.done, completed or incomplete
+    created, in_progress
+    of a message    output_item.added, content_part.added, output_text.delta as often as there is text
+    of each call    output_item.added, function_call_arguments.delta …, function_call_arguments.done, output_item.done
+    of the message  output_text.done, content_part.done, output_item.done
+    completed or incomplete
     … or, wherever it fails: error, failed
 
 Clients show nothing of an answer whose items were not added, and raise at `error`; `[DONE]` is not sent.
@@ -15,8 +17,10 @@ from enum import Enum
 from weir.core.errors import InvalidRequest, Overloaded, WeirError
 from weir.core.life import FinishReason
 from weir_gateway.frontends.openai.render import Json, error_body
+from weir_gateway.frontends.responses.items import AnswerItems, FunctionCall
 from weir_gateway.frontends.responses.schema import AskedResponse
 from weir_gateway.frontends.typed_events import TextEvents, typed_event, typed_events
+from weir_gateway.tools.definitions import Tool
 
 
 class ResponseStatus(Enum):
@@ -44,6 +48,9 @@ class ResponseState:
 
     status: ResponseStatus = ResponseStatus.IN_PROGRESS
     text: str = ""
+    message_index: int | None = 0
+    """The place of the message in the output. None: there is none."""
+    calls: tuple[FunctionCall, ...] = ()
     logprobs: tuple[Json, ...] = ()
     counts: TokenCounts | None = None
     error: WeirError | None = None
@@ -51,11 +58,11 @@ class ResponseState:
 
     @classmethod
     def ended(
-        cls, reason: FinishReason | None, text: str, logprobs: Sequence[Json], counts: TokenCounts
+        cls, reason: FinishReason | None, items: AnswerItems, logprobs: Sequence[Json], counts: TokenCounts
     ) -> "ResponseState":
         is_whole = reason is FinishReason.STOP
         status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
-        return cls(status, text, tuple(logprobs), counts)
+        return cls(status, items.text, items.message_index, tuple(items.calls), tuple(logprobs), counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ class ResponseHead:
     def response(self, state: ResponseState) -> Json:
         """The object. One that fails has no output: a part of an answer is not to be taken for one."""
         body = self.asked.body
-        has_item = state.status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
+        has_items = state.status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
         is_incomplete = state.status is ResponseStatus.INCOMPLETE
         return {
             "id": self.response_id,
@@ -94,7 +101,7 @@ class ResponseHead:
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "model": self.model,
-            "output": [self.item(state)] if has_item else [],
+            "output": self._output(state) if has_items else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
@@ -102,13 +109,19 @@ class ResponseHead:
             "store": state.is_kept,
             "temperature": self.temperature,
             "text": {"format": {"type": "text"}, "verbosity": "medium"},
-            "tool_choice": self.asked.tool_choice,
-            "tools": [],
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [] if self.asked.tools is None else [_tool_json(tool) for tool in self.asked.tools.tools],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self.top_p,
             "truncation": "disabled",
             **({} if state.counts is None else {"usage": _usage_json(state.counts)}),
         }
+
+    def _output(self, state: ResponseState) -> list[Json]:
+        items = {call.output_index: call.ended_json() for call in state.calls}
+        if state.message_index is not None:
+            items[state.message_index] = self.item(state)
+        return [items[index] for index in sorted(items)]
 
     def item(self, state: ResponseState) -> Json:
         """The one message of an answer; without its content while that is to come."""
@@ -128,41 +141,75 @@ class ResponseEvents:
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
         self._num_events = 0
-        self._place = {"item_id": head.item_id, "output_index": 0, "content_index": 0}
+        self._place: Json = {}
+        """Of the message."""
+        self._texts: TextEvents | None = None
+
+    def opening(self, *, is_kept: bool) -> bytes:
+        """`is_kept`: whether the answer is to be. With tools nobody knows yet whether there will be a message."""
+        begun = self._head.response(ResponseState(is_kept=is_kept))
+        first = [
+            self._event("response.created", response=begun),
+            self._event("response.in_progress", response=begun),
+        ]
+        return typed_events(first) + (b"" if self._head.asked.tools is not None else self.message_began(0))
+
+    def message_began(self, output_index: int) -> bytes:
+        empty = ResponseState()
+        self._place = {"item_id": self._head.item_id, "output_index": output_index, "content_index": 0}
         example = {"delta": TextEvents.TEXT, "logprobs": []}
         self._texts = TextEvents(
             {"type": "response.output_text.delta", "sequence_number": TextEvents.NUMBER, **self._place, **example}
         )
-
-    def opening(self, *, is_kept: bool) -> bytes:
-        """`is_kept`: whether the answer is to be."""
-        begun, empty = self._head.response(ResponseState(is_kept=is_kept)), ResponseState()
         return typed_events(
             [
-                self._event("response.created", response=begun),
-                self._event("response.in_progress", response=begun),
-                self._event("response.output_item.added", output_index=0, item=self._head.item(empty)),
+                self._event("response.output_item.added", output_index=output_index, item=self._head.item(empty)),
                 self._event("response.content_part.added", **self._place, part=part(empty)),
             ]
         )
 
     def delta(self, text: str, logprobs: Sequence[Json]) -> bytes:
-        if not logprobs:
+        """Of the message, which has begun."""
+        if self._texts is not None and not logprobs:
             self._num_events += 1
             return self._texts.event(text, self._num_events - 1)
         event = self._event("response.output_text.delta", **self._place, delta=text, logprobs=list(logprobs))
         return typed_event(event)
 
-    def closing(self, state: ResponseState) -> bytes:
-        done = {"text": state.text, "logprobs": list(state.logprobs)}
+    def call_began(self, call: FunctionCall) -> bytes:
+        item = call.json("in_progress")
+        return typed_event(self._event("response.output_item.added", output_index=call.output_index, item=item))
+
+    def call_arguments(self, call: FunctionCall, text: str) -> bytes:
+        place = {"item_id": call.item_id, "output_index": call.output_index}
+        return typed_event(self._event("response.function_call_arguments.delta", **place, delta=text))
+
+    def call_ended(self, call: FunctionCall) -> bytes:
+        place = {"item_id": call.item_id, "output_index": call.output_index}
+        whole = {"name": call.name, "arguments": call.arguments}
+        item = call.ended_json()
         return typed_events(
             [
-                self._event("response.output_text.done", **self._place, **done),
-                self._event("response.content_part.done", **self._place, part=part(state)),
-                self._event("response.output_item.done", output_index=0, item=self._head.item(state)),
-                self._event(f"response.{state.status.value}", response=self._head.response(state)),
+                self._event("response.function_call_arguments.done", **place, **whole),
+                self._event("response.output_item.done", output_index=call.output_index, item=item),
             ]
         )
+
+    def closing(self, state: ResponseState) -> bytes:
+        """Of calls that are cut off, of the message, and of all."""
+        cut = b"".join(self.call_ended(call) for call in state.calls if not call.is_complete)
+        events = [] if state.message_index is None else self._closing_of_message(state)
+        events.append(self._event(f"response.{state.status.value}", response=self._head.response(state)))
+        return cut + typed_events(events)
+
+    def _closing_of_message(self, state: ResponseState) -> list[Json]:
+        done = {"text": state.text, "logprobs": list(state.logprobs)}
+        item = self._head.item(state)
+        return [
+            self._event("response.output_text.done", **self._place, **done),
+            self._event("response.content_part.done", **self._place, part=part(state)),
+            self._event("response.output_item.done", output_index=state.message_index, item=item),
+        ]
 
     def failure(self, error: WeirError) -> bytes:
         nested = error_body(error)["error"]
@@ -184,6 +231,16 @@ def kept(state: ResponseState) -> ResponseState:
 
 def part(state: ResponseState) -> Json:
     return {"type": "output_text", "text": state.text, "annotations": [], "logprobs": list(state.logprobs)}
+
+
+def _tool_json(tool: Tool) -> Json:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.is_strict,
+    }
 
 
 def _error_json(error: WeirError) -> Json:

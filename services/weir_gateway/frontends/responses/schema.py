@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.errors import FieldViolation, InvalidRequest
-from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
-from weir_gateway.frontends.openai.messages import is_too_long
+from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown
+from weir_gateway.frontends.openai.messages import Turn, is_too_long
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
+from weir_gateway.frontends.openai.tool_fields import RESPONSE_TOOLS
+from weir_gateway.frontends.responses.turns import TurnReader
 from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
-
-Turn = tuple[str, str]
-"""(role, text)."""
+from weir_gateway.tools.definitions import ToolUse
 
 RESPONSES_NAMES: FieldNames = {
     **HTTP_NAMES,
     "messages": "input",
     "max_tokens": "max_output_tokens",
+    "tool_schema": "parameters",
     "logprobs": "top_logprobs",
 }
 LOGPROBS_INCLUDE = "message.output_text.logprobs"
@@ -28,12 +29,8 @@ LOGPROBS_INCLUDE = "message.output_text.logprobs"
 _MAX_METADATA_PAIRS = 16
 _MAX_METADATA_KEY_CHARS = 64
 _MAX_METADATA_VALUE_CHARS = 512
-_ROLES = ("system", "developer", "user", "assistant")
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
-_CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 # Reasoning is never shown to a model again, and there is none in answers from here.
 _NEUTRAL_INCLUDES = frozenset({"reasoning.encrypted_content"})
-_NO_TOOLS = "is not served yet: nothing here makes an answer a valid call"
 
 
 class ResponsesBody(AdapterBody):
@@ -100,7 +97,7 @@ class AskedResponse:
     body: ResponsesBody
     turns: tuple[Turn, ...]
     has_logprobs: bool
-    tool_choice: str
+    tools: ToolUse | None
     ignored_fields: tuple[str, ...] = ()
     """Of the body, which nobody here knows."""
 
@@ -111,11 +108,13 @@ class AskedResponse:
     def client_request(self, previous_turns: tuple[Turn, ...], correlation_id: str) -> ClientRequest:
         """`previous_turns`: of the answer that this one goes on from, whose instructions are not taken over."""
         body = self.body
-        first = () if body.instructions is None else (("system", body.instructions),)
+        first: tuple[Turn, ...] = ()
+        if body.instructions is not None:
+            first = ({"role": "system", "content": body.instructions},)
         turns = (*first, *previous_turns, *self.turns)
         return ClientRequest(
             operation=Operation.CHAT,
-            prompt=Conversation(tuple({"role": role, "content": text} for role, text in turns)),
+            prompt=Conversation(turns, tools=self.tools),
             names=RESPONSES_NAMES,
             options=body.options(
                 max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if self.has_logprobs else None
@@ -133,59 +132,30 @@ def asked_response(body: ResponsesBody, unknown_fields: UnknownFields = "ignore"
     turns = _turns_of(body, violations)
     _check_form(body, violations)
     _check_metadata(body.metadata or {}, violations)
-    tool_choice = _tool_choice_of(body, violations)
+    tools = RESPONSE_TOOLS.tool_use_of(body.tools, body.tool_choice, body.parallel_tool_calls, violations)
     has_logprobs = _includes_logprobs(body, violations)
     if violations:
         raise InvalidRequest(violations)
-    return AskedResponse(body, turns, has_logprobs, tool_choice, ignored)
+    return AskedResponse(body, turns, has_logprobs, tools, ignored)
 
 
 def _turns_of(body: ResponsesBody, violations: list[FieldViolation]) -> tuple[Turn, ...]:
     if isinstance(body.input, str):
-        return (("user", body.input),)
+        return ({"role": "user", "content": body.input},)
     if body.input is None and body.previous_response_id is not None:
         return ()
     if not isinstance(body.input, list):
         problem = "is missing; give a text, or a list of items" if body.input is None else "must be a text, or a list"
         violations.append(FieldViolation("input", problem))
         return ()
-    turns: list[Turn] = []
+    reader = TurnReader(violations)
     if is_too_long(body.input, "input", violations):
         return ()
     for index, item in enumerate(body.input):
         if len(violations) >= MAX_VIOLATIONS:
             break
-        turn = _try_read_item(item, f"input[{index}]", violations)
-        if turn is not None:
-            turns.append(turn)
-    return tuple(turns)
-
-
-def _try_read_item(item: object, field: str, violations: list[FieldViolation]) -> Turn | None:
-    """None: it changes nothing, or it is in `violations`."""
-    if not isinstance(item, dict):
-        violations.append(FieldViolation(field, "must be an item, an object"))
-        return None
-    kind = item.get("type") or "message"
-    if kind == "reasoning":
-        return None
-    if kind != "message":
-        violations.append(FieldViolation(field, _item_problem(kind)))
-        return None
-    role = item.get("role")
-    if role not in _ROLES:
-        violations.append(FieldViolation(f"{field}.role", f"is {shown(role)}; must be one of {', '.join(_ROLES)}"))
-        return None
-    text = text_of(item.get("content"), f"{field}.content", _TEXT_PARTS, frozenset(), violations)
-    return ("system" if role == "developer" else role), text
-
-
-def _item_problem(kind: object) -> str:
-    if kind in _CALLS:
-        return f"is a {kind}: tools are not served yet; leave it out, or tell the model of it in a message"
-    if kind == "item_reference":
-        return "is an item_reference: items are not kept alone; give the message itself, or previous_response_id"
-    return f"is of type {shown(kind)}, which is not served; a message is"
+        reader.read(item, f"input[{index}]")
+    return tuple(reader.turns)
 
 
 def _check_form(body: ResponsesBody, violations: list[FieldViolation]) -> None:
@@ -211,16 +181,6 @@ def _check_metadata(metadata: Mapping[str, str], violations: list[FieldViolation
     if not is_small:
         limits = f"{_MAX_METADATA_PAIRS} pairs, of {_MAX_METADATA_KEY_CHARS} and {_MAX_METADATA_VALUE_CHARS} characters"
         violations.append(FieldViolation("metadata", f"is too large; at most {limits}"))
-
-
-def _tool_choice_of(body: ResponsesBody, violations: list[FieldViolation]) -> str:
-    """Tools that may not be called change nothing, whatever they are."""
-    choice = "auto" if body.tool_choice is None else body.tool_choice
-    if choice not in ("none", "auto"):
-        violations.append(FieldViolation("tool_choice", f"{_NO_TOOLS}; leave it out, or say none"))
-    elif body.tools and choice != "none":
-        violations.append(FieldViolation("tools", f'{_NO_TOOLS}; leave it out, or give tool_choice: "none" with it'))
-    return str(choice)
 
 
 def _includes_logprobs(body: ResponsesBody, violations: list[FieldViolation]) -> bool:

@@ -19,7 +19,8 @@ from weir.bus.responses import (
 from weir.bus.subjects import Subjects
 from weir.core.errors import Unavailable
 from weir_gateway.frontends.json_parts import dump
-from weir_gateway.frontends.responses.schema import Turn
+from weir_gateway.frontends.openai.messages import Turn
+from weir_gateway.frontends.responses.turns import turns_from_json, turns_to_json
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class ResponseStore:
     async def try_keep(self, tenant: str, response_id: str, response: bytes, turns: tuple[Turn, ...]) -> bool:
         """`response`: JSON; `turns`: the conversation up to and with the answer. False: it is too large, or is
         not taken."""
-        key, packed_turns = _try_find_key(response_id), dump(turns).encode()
+        key, packed_turns = _try_find_key(response_id), dump(turns_to_json(turns)).encode()
         if key is None:
             return self._lost(response_id, "nobody could look up that id: it is not resp_ and 32 digits of 0-9 a-f")
         if len(response) + len(packed_turns) > MAX_RESPONSE_BYTES:
@@ -115,8 +116,7 @@ class KeptResponse:
 
     def __init__(self, record: ResponseRecord) -> None:
         try:
-            turns = json.loads(record.turns)
-            self.turns: tuple[Turn, ...] = tuple((str(role), str(text)) for role, text in turns)
+            self.turns = turns_from_json(json.loads(record.turns))
         except (ValueError, TypeError) as error:
             raise MalformedMessage("turns", str(error)) from error
         self.response = record.response

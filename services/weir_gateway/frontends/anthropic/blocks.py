@@ -1,0 +1,76 @@
+"""The content of an answer in Anthropic's form: blocks of text and of calls of tools, in the order of the answer."""
+
+import json
+from collections.abc import Sequence
+
+from weir_gateway.answers.events import AnswerEvent, ContentText, ToolArguments, ToolCallBegan, ToolCallEnded
+from weir_gateway.frontends.openai.render import Json
+from weir_gateway.frontends.typed_events import typed_event, typed_events
+from weir_gateway.tools.call_ids import CallIds
+
+
+def content_blocks(events: Sequence[AnswerEvent], ids: CallIds) -> list[Json]:
+    """Of a whole answer; without anything one empty text. A call that is cut off has an empty input."""
+    blocks: list[Json] = []
+    arguments: dict[int, str] = {}
+    for event in events:
+        match event:
+            case ContentText(text) if blocks and blocks[-1]["type"] == "text":
+                blocks[-1]["text"] += text
+            case ContentText(text):
+                blocks.append({"type": "text", "text": text})
+            case ToolCallBegan(index, name):
+                blocks.append({"type": "tool_use", "id": ids.of(index), "name": name, "input": {}})
+            case ToolArguments(index, text):
+                arguments[index] = arguments.get(index, "") + text
+            case ToolCallEnded(index):
+                blocks[-1]["input"] = json.loads(arguments.get(index, "{}"))
+            case _:
+                pass
+    return blocks or [{"type": "text", "text": ""}]
+
+
+class BlockEvents:
+    """The events of the blocks of one stream, of which at most one is open."""
+
+    def __init__(self, ids: CallIds) -> None:
+        self._ids = ids
+        self._num_begun = 0
+        self._open = ""
+        """The type of the block that is open; empty: none is."""
+
+    def events(self, events: Sequence[AnswerEvent]) -> bytes:
+        return b"".join(map(self._event, events))
+
+    def closing(self) -> bytes:
+        """Ends the block that is open; of an answer without any there is an empty one."""
+        begun = b"" if self._num_begun else self._begin({"type": "text", "text": ""})
+        return begun + self._end()
+
+    def _event(self, event: AnswerEvent) -> bytes:
+        match event:
+            case ContentText(text):
+                begun = b"" if self._open == "text" else self._begin({"type": "text", "text": ""})
+                return begun + self._delta({"type": "text_delta", "text": text})
+            case ToolCallBegan(index, name):
+                return self._begin({"type": "tool_use", "id": self._ids.of(index), "name": name, "input": {}})
+            case ToolArguments(_, text):
+                return self._delta({"type": "input_json_delta", "partial_json": text})
+            case ToolCallEnded():
+                return self._end()
+            case _:
+                return b""
+
+    def _begin(self, block: Json) -> bytes:
+        ended = self._end()
+        self._open = block["type"]
+        self._num_begun += 1
+        begun = {"type": "content_block_start", "index": self._num_begun - 1, "content_block": block}
+        return ended + typed_event(begun)
+
+    def _delta(self, delta: Json) -> bytes:
+        return typed_event({"type": "content_block_delta", "index": self._num_begun - 1, "delta": delta})
+
+    def _end(self) -> bytes:
+        was_open, self._open = self._open, ""
+        return typed_events([{"type": "content_block_stop", "index": self._num_begun - 1}] if was_open else [])
