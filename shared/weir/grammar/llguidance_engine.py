@@ -13,6 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from weir.core.grammar import Grammar
+from weir.grammar.json_schema import engine_schema
 from weir.grammar.protocol import ALL_TOKENS, CompiledGrammar, GrammarError, Matcher, Vocabulary, Words
 from weir.grammar.sources import check_source, choices_of
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN_CHARS = 300
 _REASON = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re.MULTILINE)
-# Overrides count above what a schema says of itself (`x-guidance`). White space is bounded: models never end it.
+# Overrides count above what a schema says of itself (`x-guidance`). White space is bounded: models never end it. There
+# is no \u: with it a key could be spelled in a way that no schema looks for, and have a value that is another key's.
 _JSON_OPTIONS: "JsonCompileOptions" = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
@@ -29,6 +31,7 @@ _JSON_OPTIONS: "JsonCompileOptions" = {
     "key_separator": ":",
     "coerce_one_of": False,
     "lenient": False,
+    "json_allowed_escapes": 'nrbtf\\"',
 }
 
 
@@ -126,8 +129,7 @@ def _llguidance_source(grammar: Grammar) -> str:
     """Raises ValueError and GrammarError."""
     match grammar.kind:
         case "json_schema":
-            _check_schema(grammar.source)
-            return LLMatcher.grammar_from_json_schema(grammar.source, overrides=_JSON_OPTIONS)
+            return LLMatcher.grammar_from_json_schema(engine_schema(grammar.source), overrides=_JSON_OPTIONS)
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
@@ -135,12 +137,6 @@ def _llguidance_source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
         case "grammar":
             return LLMatcher.grammar_from_lark(grammar.source)
-
-
-def _check_schema(source: str) -> None:
-    """llguidance would take the schema of anything else for any text."""
-    if not source.lstrip().startswith("{"):
-        raise GrammarError("must be a JSON schema, which is an object")
 
 
 def _shown(message: str) -> str:
