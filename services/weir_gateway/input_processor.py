@@ -290,7 +290,7 @@ class InputProcessor:
         if not options.idempotency_key:  # else it may be the request that runs
             self._check_name_is_free(client_request, caller.tenant)
         with span.child("tokenize"):
-            await self._tokenizer.grammars.check(client_request, model)
+            await self._tokenizer.grammars.check(client_request, model, scope.tenant)
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
         return check_prompt(client_request, model, self._limits, token_ids, scope)
 

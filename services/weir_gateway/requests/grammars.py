@@ -1,11 +1,18 @@
 """Grammars of requests, compiled once before anything is queued for them: what a worker could not use is refused here,
-at once, and beside the event loop."""
+at once, and beside the event loop.
+
+Of a tenant one grammar is compiled at a time: whoever sends what takes long waits for himself, and others have the next
+thread that is free. A client waits a bounded time; what is compiled goes on to its end, for it to find there.
+"""
 
 import asyncio
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
-from weir.core.errors import FieldViolation, InvalidRequest, Overloaded
+from weir.core.errors import FieldViolation, InvalidRequest, Overloaded, QuotaExceeded
 from weir.core.grammar import Grammar
 from weir.grammar.compiler import GrammarCompiler
 from weir.grammar.protocol import GrammarEngine, GrammarError
@@ -16,12 +23,23 @@ from weir_gateway.requests.models import ServedModel, TextTokenizer
 
 _THREADS = 2
 _MAX_WAITING = 64
-"""Requests whose grammars are being compiled, or wait for that."""
+"""Grammars that are being compiled, or wait for that."""
+_MAX_WAITING_OF_TENANT = 16
+"""Of one tenant, each grammar once."""
 _MAX_MODELS = 8
 _COMPILE_TIMEOUT_S = 0.8
 """After which a client hears that it takes longer. What is compiled then is there when it asks again."""
 _ENGINE_TIMEOUT_S = 30.0
+"""For an engine to be made first."""
 _RETRY_AFTER_S = 1.0
+
+
+@dataclass(slots=True)
+class _TenantTurn:
+    """Whose grammars are compiled one after another."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_waiting: int = 0
 
 
 class GrammarChecks:
@@ -31,11 +49,13 @@ class GrammarChecks:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._compilers: OrderedDict[str, tuple[TextTokenizer, GrammarCompiler]] = OrderedDict()
         """By model; of one that was replaced by another the tokenizer is another."""
-        self._num_waiting = 0
+        self._compiling: dict[tuple[GrammarCompiler, bytes], asyncio.Task[None]] = {}
+        self._turns: dict[str, _TenantTurn] = {}
+        """Of tenants that wait."""
 
-    async def check(self, client_request: ClientRequest, model: ServedModel) -> None:
+    async def check(self, client_request: ClientRequest, model: ServedModel, tenant: str) -> None:
         """Raises InvalidRequest for a grammar that cannot be used, or not with the other options, and Overloaded where
-        it cannot be known within a second."""
+        it cannot be known within a second, QuotaExceeded where the tenant itself keeps it from that."""
         grammar, names = client_request.options.grammar, client_request.names
         if grammar is None:
             return
@@ -46,13 +66,13 @@ class GrammarChecks:
             check_source(grammar)
             compiler = self._compiler_of(model)
             if compiler.try_get(grammar) is None:
-                await self._compile(compiler, grammar)
+                await self._compile(compiler, grammar, tenant)
         except GrammarError as error:
             raise InvalidRequest([FieldViolation(names["grammar"], str(error))]) from None
 
     def metrics(self) -> dict[str, float]:
         """Of all models together."""
-        total = GrammarCompiler(_no_engine).metrics() | {"grammars_waiting": float(self._num_waiting)}
+        total = GrammarCompiler(_no_engine).metrics() | {"grammars_waiting": float(len(self._compiling))}
         for _, compiler in self._compilers.values():
             for name, value in compiler.metrics().items():
                 total[name] += value
@@ -60,29 +80,56 @@ class GrammarChecks:
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
+        for compiling in self._compiling.values():
+            compiling.cancel()
 
-    async def _compile(self, compiler: GrammarCompiler, grammar: Grammar) -> None:
-        if self._num_waiting >= _MAX_WAITING:
+    async def _compile(self, compiler: GrammarCompiler, grammar: Grammar, tenant: str) -> None:
+        key = compiler, grammar.digest
+        compiling = self._compiling.get(key)
+        if compiling is None:
+            self._check_room(tenant)
+            turn = self._turns.setdefault(tenant, _TenantTurn())
+            turn.num_waiting += 1
+            compiling = asyncio.create_task(self._compile_in_turn(turn.lock, compiler, grammar))
+            self._compiling[key] = compiling
+            compiling.add_done_callback(partial(self._forget, key, tenant))
+        deadline_s = time.monotonic() + _ENGINE_TIMEOUT_S
+        may_wait = True
+        while may_wait and not compiling.done():  # longer where an engine is made first, for the first one of a model
+            may_wait = not compiler.is_prepared and time.monotonic() < deadline_s
+            await asyncio.wait([compiling], timeout=_COMPILE_TIMEOUT_S)
+        if not compiling.done():
+            raise Overloaded("its grammar is being compiled still; try again", retry_after_s=_RETRY_AFTER_S)
+        compiling.result()
+
+    def _check_room(self, tenant: str) -> None:
+        num_all, turn = len(self._compiling), self._turns.get(tenant)
+        if turn is not None and turn.num_waiting >= _MAX_WAITING_OF_TENANT:
+            raise QuotaExceeded(
+                f"tenant {tenant}: {turn.num_waiting} of its grammars wait to be compiled, at most "
+                f"{_MAX_WAITING_OF_TENANT}; try again later",
+                retry_after_s=_RETRY_AFTER_S,
+                tenant=tenant,
+            )
+        if num_all >= _MAX_WAITING:
             raise Overloaded(
-                f"the grammars of {self._num_waiting} requests are being compiled, at most {_MAX_WAITING} may wait for "
-                "that; try again later",
+                f"{num_all} grammars wait to be compiled, at most {_MAX_WAITING}; try again later",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        self._num_waiting += 1
+
+    async def _compile_in_turn(self, turn: asyncio.Lock, compiler: GrammarCompiler, grammar: Grammar) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(_ENGINE_TIMEOUT_S):
-                await loop.run_in_executor(self._executor, compiler.prepare)
-            compiling = loop.run_in_executor(self._executor, compiler.compile, grammar)
-            await asyncio.wait([compiling], timeout=_COMPILE_TIMEOUT_S)
-            if not compiling.done():
-                compiling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-                raise TimeoutError
-            compiling.result()
-        except TimeoutError:
-            raise Overloaded("its grammar is being compiled still; try again", retry_after_s=_RETRY_AFTER_S) from None
-        finally:
-            self._num_waiting -= 1
+        async with turn:
+            await loop.run_in_executor(self._executor, compiler.compile, grammar)
+
+    def _forget(self, key: tuple[GrammarCompiler, bytes], tenant: str, compiled: "asyncio.Task[None]") -> None:
+        del self._compiling[key]
+        turn = self._turns[tenant]
+        turn.num_waiting -= 1
+        if turn.num_waiting == 0:
+            del self._turns[tenant]
+        if not compiled.cancelled():
+            compiled.exception()  # told to those who wait for it, and kept for those who ask again
 
     def _compiler_of(self, model: ServedModel) -> GrammarCompiler:
         tokenizer, compiler = self._compilers.get(model.name, (None, None))

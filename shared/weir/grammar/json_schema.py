@@ -48,7 +48,7 @@ def engine_schema(source: str) -> str:
 
 def _parsed(source: str) -> _Schema:
     try:
-        schema = json.loads(source)
+        schema = json.loads(source, object_pairs_hook=_with_each_key_once)
         written = json.dumps(schema, ensure_ascii=False)
         written.encode()
     except RecursionError:
@@ -62,6 +62,15 @@ def _parsed(source: str) -> _Schema:
     if _CONTROL_SIGN.search(written):  # the engine would leave it out of the text that has it
         raise GrammarError("has a control character; of those \\b, \\f, \\n, \\r and \\t can be written in an answer")
     return schema
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> _Schema:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise GrammarError(f"has the key {twice[:64]!r} twice in one object")
+    return found
 
 
 def _parts(schema: _Schema) -> Iterator[_Schema]:

@@ -66,6 +66,11 @@ def test_drafts_whose_keywords_the_engine_does_not_know_are_refused() -> None:
         engine_schema('{"$schema":"http://json-schema.org/draft-03/schema#","divisibleBy":3}')
 
 
+def test_a_schema_whose_author_wrote_a_key_twice_is_refused() -> None:
+    with pytest.raises(GrammarError, match="has the key 'type' twice"):
+        engine_schema('{"properties":{"a":{"type":"string","type":"integer"}}}')
+
+
 def test_a_schema_that_refers_to_itself_is_looked_at_once() -> None:
     source = '{"properties":{"a":{"$ref":"#/properties/a"},"b":{"$ref":"#/nowhere"}}}'
     assert engine_schema(source) == source
