@@ -236,10 +236,10 @@ class InputProcessor:
         client_request = with_tool_grammar(client_request, model)
         with span.child("tokenize"):
             grammars = self._tokenizer.grammars
-            await grammars.check(client_request, model)
+            await grammars.check(client_request, model, scope.tenant)
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
             client_request = with_reasoning_grammar(client_request, model, token_ids)
-            await grammars.check(client_request, model)  # compiled already, unless reasoning comes before it
+            await grammars.check(client_request, model, scope.tenant)  # another one where reasoning comes first
         return check_prompt(client_request, model, self._limits, token_ids, scope)
 
     def _num_choices(self, client_request: ClientRequest) -> int:

@@ -68,11 +68,11 @@ def _add_vocabulary(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     # one pair, for readers that want merges at all
     tokens = [*letters, letters[0] + letters[1]]
-    tokens += [f"<filler {number}>" for number in range(len(tokens), vocab_size)]
+    tokens += [*(f"<filler {number}>" for number in range(len(tokens), vocab_size - 1)), "<end>"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * vocab_size)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (vocab_size - 1) + [gguf.TokenType.CONTROL])
     writer.add_token_merges([f"{letters[0]} {letters[1]}"])
     writer.add_eos_token_id(vocab_size - 1)
 

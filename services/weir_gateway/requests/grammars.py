@@ -1,12 +1,19 @@
 """Grammars of requests, compiled once before anything is queued for them: what a worker could not use is refused here,
-at once, and beside the event loop."""
+at once, and beside the event loop.
+
+Of a tenant one grammar is compiled at a time: whoever sends what takes long waits for himself, and others have the next
+thread that is free. A client waits a bounded time; what is compiled goes on to its end, for it to find there.
+"""
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
-from weir.core.errors import FieldViolation, InvalidRequest, Overloaded
+from weir.core.errors import FieldViolation, InvalidRequest, Overloaded, QuotaExceeded
 from weir.core.grammar import Grammar
 from weir.grammar.compiler import GrammarCompiler
 from weir.grammar.protocol import GrammarEngine, GrammarError
@@ -14,16 +21,27 @@ from weir.grammar.sources import check_source
 from weir.model.tokens.vocabulary import vocabulary_of
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.models import ServedModel, TextTokenizer
-from weir_gateway.tools.grammar import schemas_of
+from weir_gateway.tools.grammar import ToolSchemaError, schemas_of
 
 _THREADS = 2
 _MAX_WAITING = 64
-"""Requests whose grammars are being compiled, or wait for that."""
+"""Grammars that are being compiled, or wait for that."""
+_MAX_WAITING_OF_TENANT = 16
+"""Of one tenant, each grammar once."""
 _MAX_MODELS = 8
 _COMPILE_TIMEOUT_S = 0.8
 """After which a client hears that it takes longer. What is compiled then is there when it asks again."""
 _ENGINE_TIMEOUT_S = 30.0
+"""For an engine to be made first."""
 _RETRY_AFTER_S = 1.0
+
+
+@dataclass(slots=True)
+class _TenantTurn:
+    """Whose grammars are compiled one after another."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_waiting: int = 0
 
 
 class GrammarChecks:
@@ -33,11 +51,13 @@ class GrammarChecks:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._compilers: OrderedDict[str, tuple[TextTokenizer, GrammarCompiler]] = OrderedDict()
         """By model; of one that was replaced by another the tokenizer is another."""
-        self._num_waiting = 0
+        self._compiling: dict[tuple[GrammarCompiler, bytes], asyncio.Task[None]] = {}
+        self._turns: dict[str, _TenantTurn] = {}
+        """Of tenants that wait."""
 
-    async def check(self, client_request: ClientRequest, model: ServedModel) -> None:
+    async def check(self, client_request: ClientRequest, model: ServedModel, tenant: str) -> None:
         """Raises InvalidRequest for a grammar that cannot be used, or not with the other options, and Overloaded where
-        it cannot be known within a second."""
+        it cannot be known within a second, QuotaExceeded where the tenant itself keeps it from that."""
         grammar, names = client_request.options.grammar, client_request.names
         if grammar is None:
             return
@@ -49,16 +69,16 @@ class GrammarChecks:
             compiler = self._compiler_of(model)
             if compiler.try_get(grammar) is None:
                 schemas = () if client_request.tools is None else schemas_of(client_request.tools)
-                await self._compile(compiler, grammar, schemas)
+                await self._compile(compiler, grammar, tenant, schemas)
         except GrammarError as error:
             field = names["grammar"]
-            if isinstance(error, _ToolSchemaError):
-                field = f"{names['tools']}[{error.index}].{names['tool_schema']}"
+            if isinstance(error, ToolSchemaError):
+                field = f"{names['tools']}[{error.place}].{names['tool_schema']}"
             raise InvalidRequest([FieldViolation(field, str(error))]) from None
 
     def metrics(self) -> dict[str, float]:
         """Of all models together."""
-        total = GrammarCompiler(_no_engine).metrics() | {"grammars_waiting": float(self._num_waiting)}
+        total = GrammarCompiler(_no_engine).metrics() | {"grammars_waiting": float(len(self._compiling))}
         for _, compiler in self._compilers.values():
             for name, value in compiler.metrics().items():
                 total[name] += value
@@ -66,31 +86,64 @@ class GrammarChecks:
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
+        for compiling in self._compiling.values():
+            compiling.cancel()
 
     async def _compile(
-        self, compiler: GrammarCompiler, grammar: Grammar, schemas: Sequence[tuple[int, Grammar]]
+        self, compiler: GrammarCompiler, grammar: Grammar, tenant: str, schemas: Sequence[tuple[int, Grammar]]
     ) -> None:
-        if self._num_waiting >= _MAX_WAITING:
+        key = compiler, grammar.digest
+        compiling = self._compiling.get(key)
+        if compiling is None:
+            self._check_room(tenant)
+            turn = self._turns.setdefault(tenant, _TenantTurn())
+            turn.num_waiting += 1
+            compiling = asyncio.create_task(self._compile_in_turn(turn.lock, compiler, grammar, schemas))
+            self._compiling[key] = compiling
+            compiling.add_done_callback(partial(self._forget, key, tenant))
+        deadline_s = time.monotonic() + _ENGINE_TIMEOUT_S
+        may_wait = True
+        while may_wait and not compiling.done():  # longer where an engine is made first, for the first one of a model
+            may_wait = not compiler.is_prepared and time.monotonic() < deadline_s
+            await asyncio.wait([compiling], timeout=_COMPILE_TIMEOUT_S)
+        if not compiling.done():
+            raise Overloaded("its grammar is being compiled still; try again", retry_after_s=_RETRY_AFTER_S)
+        compiling.result()
+
+    def _check_room(self, tenant: str) -> None:
+        num_all, turn = len(self._compiling), self._turns.get(tenant)
+        if turn is not None and turn.num_waiting >= _MAX_WAITING_OF_TENANT:
+            raise QuotaExceeded(
+                f"tenant {tenant}: {turn.num_waiting} of its grammars wait to be compiled, at most "
+                f"{_MAX_WAITING_OF_TENANT}; try again later",
+                retry_after_s=_RETRY_AFTER_S,
+                tenant=tenant,
+            )
+        if num_all >= _MAX_WAITING:
             raise Overloaded(
-                f"the grammars of {self._num_waiting} requests are being compiled, at most {_MAX_WAITING} may wait for "
-                "that; try again later",
+                f"{num_all} grammars wait to be compiled, at most {_MAX_WAITING}; try again later",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        self._num_waiting += 1
+
+    async def _compile_in_turn(
+        self,
+        turn: asyncio.Lock,
+        compiler: GrammarCompiler,
+        grammar: Grammar,
+        schemas: Sequence[tuple[int, Grammar]],
+    ) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(_ENGINE_TIMEOUT_S):
-                await loop.run_in_executor(self._executor, compiler.prepare)
-            compiling = loop.run_in_executor(self._executor, _compile_all, compiler, grammar, schemas)
-            await asyncio.wait([compiling], timeout=_COMPILE_TIMEOUT_S)
-            if not compiling.done():
-                compiling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-                raise TimeoutError
-            compiling.result()
-        except TimeoutError:
-            raise Overloaded("its grammar is being compiled still; try again", retry_after_s=_RETRY_AFTER_S) from None
-        finally:
-            self._num_waiting -= 1
+        async with turn:
+            await loop.run_in_executor(self._executor, _compile_all, compiler, grammar, schemas)
+
+    def _forget(self, key: tuple[GrammarCompiler, bytes], tenant: str, compiled: "asyncio.Task[None]") -> None:
+        del self._compiling[key]
+        turn = self._turns[tenant]
+        turn.num_waiting -= 1
+        if turn.num_waiting == 0:
+            del self._turns[tenant]
+        if not compiled.cancelled():
+            compiled.exception()  # told to those who wait for it, and kept for those who ask again
 
     def _compiler_of(self, model: ServedModel) -> GrammarCompiler:
         tokenizer, compiler = self._compilers.get(model.name, (None, None))
@@ -103,14 +156,6 @@ class GrammarChecks:
         return compiler
 
 
-class _ToolSchemaError(GrammarError):
-    """Of the tool with this index."""
-
-    def __init__(self, index: int, message: str) -> None:
-        super().__init__(message)
-        self.index = index
-
-
 def _compile_all(compiler: GrammarCompiler, grammar: Grammar, schemas: Sequence[tuple[int, Grammar]]) -> None:
     """Raises GrammarError. `schemas`: of tools, by their places in the list, which are in `grammar`. There they begin
     amid a text, and what is wrong with one would only show when an answer comes to it."""
@@ -118,7 +163,7 @@ def _compile_all(compiler: GrammarCompiler, grammar: Grammar, schemas: Sequence[
         try:
             compiler.try_out(schema)
         except GrammarError as error:
-            raise _ToolSchemaError(index, str(error)) from None
+            raise ToolSchemaError(index, str(error)) from None
     compiler.compile(grammar)
 
 

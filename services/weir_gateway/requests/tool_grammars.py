@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import NoReturn
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.grammar.protocol import GrammarError
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.models import ServedModel
-from weir_gateway.tools.grammar import tool_grammar
+from weir_gateway.tools.grammar import ToolSchemaError, tool_grammar
 
 
 def with_tool_grammar(client_request: ClientRequest, model: ServedModel) -> ClientRequest:
@@ -29,8 +30,10 @@ def with_tool_grammar(client_request: ClientRequest, model: ServedModel) -> Clie
         _refuse(names["grammar"], "leaves no room for calls of tools; give a JSON schema, or no tools")
     try:
         grammar = tool_grammar(use, tool_format, model.token_of, content)
-    except (ValueError, RecursionError):
-        _refuse(names["tools"], "has a schema that is nested too deeply")
+    except ToolSchemaError as error:
+        _refuse(f"{names['tools']}[{error.place}].{names['tool_schema']}", str(error))
+    except GrammarError as error:
+        _refuse(names["grammar"], str(error))
     if grammar is None:
         return client_request
     options = replace(client_request.options, grammar=grammar)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.grammar import Grammar
+from weir.grammar.lark import rule_of
+from weir.grammar.protocol import GrammarError
 from weir_gateway.answers.formats import LLAMA3_JSON, MISTRAL_LIST, PHI4_MINI, CallSyntax, ToolFormat
 from weir_gateway.tools.definitions import Tool, ToolUse
 
@@ -22,18 +24,17 @@ MAX_CALLS = 16
 
 _LISTS = (MISTRAL_LIST.name, PHI4_MINI.name)
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-# as `weir.grammar` has it of answers in JSON; what a schema says of itself does not count
-_JSON_OPTIONS = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
-    "item_separator": ",",
-    "key_separator": ":",
-    "coerce_one_of": False,
-    "lenient": False,
-}
 
 TokenOf = Callable[[str], int | None]
 """The id of the token that a marker is; None: it is text."""
+
+
+class ToolSchemaError(GrammarError):
+    """Of the tool at this place of the list."""
+
+    def __init__(self, place: int, message: str) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def tool_grammar(
 ) -> Grammar | None:
     """None: nothing of it is held to a grammar. `content`: a JSON schema of an answer without calls.
 
-    Raises RecursionError for a schema that is nested too deeply.
+    Raises ToolSchemaError for the schema of a tool, GrammarError for that of the content.
     """
     if not use.is_held_to_grammar and content is None:
         return None
@@ -63,8 +64,7 @@ def tool_grammar(
     if use.is_required:
         return Grammar("grammar", "\n".join([f"start: {calls.whole}", *rules]))
     if content is not None:
-        schema = {**json.loads(content.source), "x-guidance": _JSON_OPTIONS}
-        rules.append(f"content: %json {_dump(schema)}")
+        rules.append(f"content: {rule_of(content)}")
         return Grammar("grammar", "\n".join([f"start: content | {calls.whole}", *rules]))
     return Grammar("grammar", "\n".join([*calls.start_after_text(), *rules]))
 
@@ -74,6 +74,7 @@ class _Calls:
 
     def __init__(self, use: ToolUse, tool_format: ToolFormat, layout: _Layout, token_of: TokenOf) -> None:
         self._tools = use.callable_tools
+        self._places = {tool.name: place for place, tool in enumerate(use.tools)}
         self._holds_all = use.is_required
         self._format = tool_format
         self._layout = layout
@@ -121,9 +122,12 @@ class _Calls:
 
     def _call(self, tool: Tool) -> str:
         schema = tool.schema if self._holds_all or tool.is_strict else _ANY_OBJECT
-        arguments = f"%json {_dump({**schema, 'x-guidance': _JSON_OPTIONS})}"
         if self._format.syntax is CallSyntax.PARAMETERS:
             return _parameters(tool.name, schema)
+        try:
+            arguments = rule_of(Grammar.json_schema(schema))
+        except GrammarError as error:
+            raise ToolSchemaError(self._places[tool.name], str(error)) from None
         if self._format.syntax is CallSyntax.NAMED:
             return f"{_text(tool.name)} {self._marker('[ARGS]')} {arguments}"
         head = f'{{"name": {json.dumps(tool.name)}, "{self._format.arguments_key}": '
@@ -159,7 +163,7 @@ def _parameter(key: str, schema: object) -> str:
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     value = "value_of_text"
     if kind in ("number", "integer", "boolean", "object", "array", "null"):
-        value = f'%json {_dump({"type": kind, "x-guidance": _JSON_OPTIONS})} "\\n</parameter>"'
+        value = f'{rule_of(Grammar.json_schema({"type": kind}))} "\\n</parameter>"'
     return f'{_text(f"<parameter={key}>" + chr(10))} {value} "\\n"'
 
 
@@ -170,10 +174,6 @@ def _text(text: str) -> str:
 def _regex_of(text: str) -> str:
     """Of a regular expression between slashes: each character as itself."""
     return "".join(char if char.isalnum() or char in "<>_" else f"\\{char}" for char in text)
-
-
-def _dump(schema: Mapping[str, Any]) -> str:
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
 def schemas_of(use: ToolUse) -> Sequence[tuple[int, Grammar]]:

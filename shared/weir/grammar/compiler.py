@@ -48,9 +48,10 @@ class GrammarCompiler:
             self.counts.num_hits += 1
         return _usable(found)
 
-    def prepare(self) -> None:
-        """Makes the engine, if nobody has. Raises GrammarError."""
-        self._require_engine()
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the engine is there, or is known not to be had."""
+        return self._engine is not None
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises GrammarError."""

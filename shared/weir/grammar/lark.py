@@ -2,22 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from weir.core.grammar import Grammar
-from weir.grammar.protocol import GrammarError
+from weir.grammar.json_schema import JSON_OPTIONS, engine_schema
 from weir.grammar.sources import choices_of
 
-JSON_OPTIONS: Mapping[str, Any] = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
-    "item_separator": ",",
-    "key_separator": ":",
-    "coerce_one_of": False,
-    "lenient": False,
-}
-"""How JSON may be written, wherever a schema stands. White space is bounded: models never end it."""
 _SLASH_OR_ESCAPE = re.compile(r"\\.|/", re.DOTALL)
 
 
@@ -34,20 +23,10 @@ def rule_of(grammar: Grammar) -> str:
             return f"%lark {{\n{grammar.source}\n}}"
 
 
-def check_schema(source: str) -> None:
-    """The engine would take the schema of anything else for any text. Raises GrammarError."""
-    if not source.lstrip().startswith("{"):
-        raise GrammarError("must be a JSON schema, which is an object")
-
-
 def _with_options(source: str) -> str:
     """What a schema says of itself does not count."""
-    check_schema(source)
-    try:
-        schema = json.loads(source)
-        return json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False, separators=(",", ":"))
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"is no JSON that can be read: {error}") from None
+    schema = json.loads(engine_schema(source))
+    return json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _between_slashes(regex: str) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from weir.core.grammar import Grammar
-from weir.grammar.lark import JSON_OPTIONS, check_schema, rule_of
+from weir.grammar.json_schema import JSON_OPTIONS, engine_schema
+from weir.grammar.lark import rule_of
 from weir.grammar.protocol import ALL_TOKENS, CompiledGrammar, GrammarError, Matcher, Vocabulary, Words
 from weir.grammar.sources import check_source
 
@@ -117,10 +118,9 @@ def _llguidance_source(grammar: Grammar) -> str:
     """Raises ValueError and GrammarError."""
     match grammar.kind:
         case "json_schema":
-            check_schema(grammar.source)
             # overrides count above what a schema says of itself (`x-guidance`)
             overrides = cast("JsonCompileOptions", JSON_OPTIONS)
-            return LLMatcher.grammar_from_json_schema(grammar.source, overrides=overrides)
+            return LLMatcher.grammar_from_json_schema(engine_schema(grammar.source), overrides=overrides)
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.source)
         case "choice":

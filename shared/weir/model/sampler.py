@@ -18,8 +18,16 @@ from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.engine.plan import SampleSpec, StepResult, TokenHistory
 from weir.model.rows import SampledRow, ScoredRows, check_logits
-from weir.ops.cpu.sampling import count_above, keep_allowed, most_likely, penalize, sample_token, uniform_of
-from weir.ops.cpu.sampling_scan import BLOCK, NOT_A_NUMBER, num_scan_blocks, scan_rows, sum_exp
+from weir.ops.cpu.sampling import count_above, most_likely, penalize, sample_token, uniform_of
+from weir.ops.cpu.sampling_scan import (
+    BLOCK,
+    NOT_A_NUMBER,
+    num_scan_blocks,
+    only_allowed,
+    scan_allowed,
+    scan_rows,
+    sum_exp,
+)
 
 Logits = npt.NDArray[np.float32]
 
@@ -71,8 +79,12 @@ def sample_tokens(scan: Scan, specs: Sequence[SampleSpec]) -> list[int]:
     scratch = _Scratch(scan.logits.shape[1])
     for row, spec in enumerate(specs):
         source, source_row = scan, row
-        if spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties or spec.mask is not None:
-            source, source_row = scan_of(_adjusted(scan.logits[row], spec, scratch)), 0
+        allowed = spec.allowed()
+        if allowed is not None and (known := _known_token(token_ids[row], spec, allowed)) is not None:
+            token_ids[row] = known
+            continue
+        if allowed is not None or spec.masked_token_ids or spec.params.logit_bias or spec.params.has_penalties:
+            source, source_row = _adjusted_scan(scan.logits[row], spec, allowed, scratch), 0
             _check_scan(source)
             token_ids[row] = int(source.argmax[0])
         if not spec.params.is_greedy:
@@ -156,20 +168,32 @@ def _sample_row(scan: Scan, row: int, spec: SampleSpec, scratch: _Scratch) -> in
     )
 
 
-def _adjusted(logits: Logits, spec: SampleSpec, scratch: _Scratch) -> Logits:
-    """A row [1, vocabulary] with bias, penalties and mask, in `scratch.adjusted`."""
+def _known_token(argmax: int, spec: SampleSpec, allowed: npt.NDArray[np.uint32]) -> int | None:
+    """The token where the row need not be read again for it: the only one, or, of a greedy one, the row's own."""
+    params = spec.params
+    is_plain = params.is_greedy and not params.logit_bias and not params.has_penalties
+    if is_plain and (int(allowed[argmax >> 5]) >> (argmax & 31)) & 1:
+        return argmax
+    only = only_allowed(allowed)
+    return only if only >= 0 else None
+
+
+def _adjusted_scan(logits: Logits, spec: SampleSpec, allowed: npt.NDArray[np.uint32] | None, scratch: _Scratch) -> Scan:
+    """Of a row [1, vocabulary] with bias, penalties and mask, in `scratch.adjusted`."""
     row = scratch.adjusted[0]
-    row[:] = logits
+    is_copied = allowed is None or bool(spec.params.logit_bias) or spec.params.has_penalties
+    if is_copied:
+        row[:] = logits
     for token_id, bias in spec.params.logit_bias:
         row[token_id] += np.float32(bias)
     if spec.params.has_penalties:
         _penalize(row, spec.params, spec.history, scratch)
-    allowed = spec.allowed()
-    if allowed is not None:
-        keep_allowed(row, allowed, MASKED)
-    elif spec.masked_token_ids:
+    if allowed is None:
         row[list(spec.masked_token_ids)] = MASKED
-    return scratch.adjusted
+        return scan_of(scratch.adjusted)
+    block_maxima = np.empty((1, num_scan_blocks(len(row))), np.float32)
+    highest, argmax = scan_allowed(row if is_copied else logits, allowed, MASKED, row, block_maxima[0])
+    return Scan(scratch.adjusted, block_maxima, np.array([highest], np.float32), np.array([argmax], np.int32))
 
 
 def _penalize(row: Logits, params: SamplingParams, history: TokenHistory | None, scratch: _Scratch) -> None:

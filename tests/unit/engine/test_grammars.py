@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.unit.engine.world import Records, limits, params
-from tests.unit.grammar.drawing import toy_vocabulary
 
+from benchmarks.structured.drawing import toy_vocabulary
 from weir.core.grammar import Grammar
 from weir.core.life import FinishReason
 from weir.engine.batching.running import RunningBatcher

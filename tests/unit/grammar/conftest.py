@@ -1,6 +1,6 @@
 import pytest
-from tests.unit.grammar.drawing import real_tokenizer, toy_vocabulary
 
+from benchmarks.structured.drawing import real_tokenizer, toy_vocabulary
 from weir.grammar.llguidance_engine import LlguidanceEngine
 from weir.grammar.protocol import Vocabulary
 from weir.model.tokens.tokenizer import Tokenizer

@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 import pytest
-from tests.unit.grammar.drawing import schema
 
+from benchmarks.structured.drawing import schema
 from weir.core.errors import InternalError
 from weir.core.grammar import Grammar
 from weir.core.sampling import SamplingParams

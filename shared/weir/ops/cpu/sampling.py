@@ -263,20 +263,6 @@ def penalize(
 
 
 @kernel
-def keep_allowed(values: Floats, words: npt.NDArray[np.uint32], masked: Any) -> None:
-    """Sets the logits of all tokens to `masked` whose bit (i % 32 of word i // 32) is 0."""
-    one = np.uint32(1)
-    for place in range(words.shape[0]):
-        word = words[place]
-        if word == np.uint32(0xFFFFFFFF):
-            continue
-        start = place * 32
-        for index in range(start, min(start + 32, values.shape[0])):
-            if (word >> np.uint32(index - start)) & one == np.uint32(0):
-                values[index] = masked
-
-
-@kernel
 def uniform_of(seed: Any, index: Any) -> float:
     """In [0, 1): the first number of Philox4x64-10 with the key (seed, index), both uint64, as numpy's Generator.
 

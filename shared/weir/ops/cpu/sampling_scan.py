@@ -54,6 +54,68 @@ def scan_rows(logits: Floats, block_maxima: Floats, highest: Floats, argmax: npt
 
 
 @kernel
+def scan_allowed(
+    values: Floats, words: npt.NDArray[np.uint32], masked: Any, kept: Floats, block_maxima: Floats
+) -> tuple[Any, int]:
+    """A row [vocabulary] with `masked` for each token whose bit (i % 32 of word i // 32) is 0, in `kept`, which may be
+    `values`, and the maximum of each block of that.
+
+    Returns the highest logit and its lowest id, or NOT_A_NUMBER: what `scan_rows` finds, for less.
+    """
+    maxima, doubts = np.empty(LANES, np.float32), np.zeros(LANES, np.float32)
+    best, best_block = np.float32(-np.inf), 0
+    for block in range(block_maxima.shape[0]):
+        start, first_word = block * BLOCK, block * (BLOCK // 32)
+        stop, last_word = min(start + BLOCK, values.shape[0]), min(first_word + BLOCK // 32, words.shape[0])
+        some = np.uint32(0)
+        for place in range(first_word, last_word):
+            some |= words[place]
+        if some == np.uint32(0):
+            kept[start:stop] = masked
+            maximum = masked
+        else:
+            kept[start:stop] = values[start:stop]
+            for place in range(first_word, last_word):
+                _mask_word(kept[place * 32 : min(place * 32 + 32, stop)], words[place], masked)
+            maximum = _block_maximum(kept[start:stop], maxima, doubts)
+        block_maxima[block] = maximum
+        if maximum > best:
+            best = maximum
+            best_block = block
+    doubt = np.float32(0.0)
+    for lane in range(LANES):
+        doubt += doubts[lane]
+    return best, (_index_of(kept, best, best_block * BLOCK) if doubt == 0 else NOT_A_NUMBER)
+
+
+@kernel
+def _mask_word(values: Floats, word: Any, masked: Any) -> None:
+    """Of at most 32 logits; most words leave all of them, or none."""
+    if word == np.uint32(0):
+        values[:] = masked
+    elif word != np.uint32(0xFFFFFFFF):
+        for index in range(values.shape[0]):
+            values[index] = values[index] if (word >> np.uint32(index)) & np.uint32(1) else masked
+
+
+@kernel
+def only_allowed(words: npt.NDArray[np.uint32]) -> int:
+    """The one token whose bit is set; -1: there are more, or none."""
+    found = -1
+    for place in range(words.shape[0]):
+        word = words[place]
+        if word == np.uint32(0):
+            continue
+        if found >= 0 or word & (word - np.uint32(1)) != np.uint32(0):
+            return -1
+        bit = 0
+        while word >> np.uint32(bit) != np.uint32(1):
+            bit += 1
+        found = place * 32 + bit
+    return found
+
+
+@kernel
 def _block_maximum(values: Floats, maxima: Floats, doubts: Floats) -> Any:
     """`doubts` become NaN with the first value that is NaN or infinite."""
     maxima[:] = np.float32(-np.inf)

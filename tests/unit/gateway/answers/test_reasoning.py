@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from tests.unit.grammar.drawing import allowed_ids
 
+from benchmarks.structured.drawing import allowed_ids
 from weir.core.grammar import Grammar
 from weir.grammar.llguidance_engine import LlguidanceEngine
 from weir.grammar.protocol import GrammarError, Matcher, Vocabulary
