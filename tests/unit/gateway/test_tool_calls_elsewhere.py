@@ -163,7 +163,8 @@ async def test_a_tool_that_anthropics_client_asks_for_is_held_to_a_grammar(
     world: World, claude: anthropic.AsyncAnthropic, choice: Any
 ) -> None:
     answers(world, CLOCK)
-    message = await claude.messages.create(**MESSAGE, tool_choice={**choice, "disable_parallel_tool_use": True})
+    asked: Any = {**MESSAGE, "tool_choice": {**choice, "disable_parallel_tool_use": True}}
+    message = await claude.messages.create(**asked)
     assert ([block.type for block in message.content], message.stop_reason) == (["tool_use"], "tool_use")
     grammar = world.prefill.named("start")[-1].sampling.grammar.source
     assert ("get_weather" in grammar, "{0,15}" in grammar) == (choice["type"] == "any", False)

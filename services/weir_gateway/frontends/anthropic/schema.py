@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
 from weir_gateway.frontends.anthropic.tool_fields import SCHEMA, message_tools_of
-from weir_gateway.frontends.anthropic.turns import TEXT_BLOCKS, TurnReader
+from weir_gateway.frontends.anthropic.turns import TEXT_BLOCKS, MessageReader
 from weir_gateway.frontends.openai.messages import MAX_ENTRIES, is_too_long
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.thinking import AS_TRAINED, NO_THINKING, Thinking
@@ -128,7 +128,7 @@ def _read(
     tools = message_tools_of(body.tools, body.tool_choice, violations)
     thinking = _thinking_of(body.thinking, violations)
     is_too_long(body.messages, "messages", violations)
-    reader = TurnReader(violations)
+    reader = MessageReader(violations)
     if body.system is not None:
         system = text_of(body.system, "system", TEXT_BLOCKS, frozenset(), violations)
         reader.turns.append({"role": "system", "content": system})

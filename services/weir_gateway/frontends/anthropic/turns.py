@@ -16,7 +16,7 @@ _DROPPED_BLOCKS = frozenset({_THINKING, "redacted_thinking"})
 _CALLS_OF_ROLE = {"assistant": "tool_use", "user": "tool_result"}
 
 
-class TurnReader:
+class MessageReader:
     """Reads messages one after the other into `turns`; what is wrong goes to `violations`."""
 
     def __init__(self, violations: list[FieldViolation]) -> None:

@@ -14,7 +14,7 @@ from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, k
 from weir_gateway.frontends.openai.messages import Turn, is_too_long
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.openai.tool_fields import RESPONSE_TOOLS
-from weir_gateway.frontends.responses.turns import TurnReader
+from weir_gateway.frontends.responses.turns import ItemReader
 from weir_gateway.frontends.thinking import AS_TRAINED, Thinking, thinking_of_effort
 from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
@@ -154,7 +154,7 @@ def _turns_of(body: ResponsesBody, violations: list[FieldViolation]) -> tuple[Tu
         problem = "is missing; give a text, or a list of items" if body.input is None else "must be a text, or a list"
         violations.append(FieldViolation("input", problem))
         return ()
-    reader = TurnReader(violations)
+    reader = ItemReader(violations)
     if is_too_long(body.input, "input", violations):
         return ()
     for index, item in enumerate(body.input):

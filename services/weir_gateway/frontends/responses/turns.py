@@ -14,7 +14,7 @@ _OTHER_CALLS = ("custom_tool_call", "custom_tool_call_output")
 _PLAIN = {"role", "content"}
 
 
-class TurnReader:
+class ItemReader:
     """Reads items one after the other into `turns`; what is wrong goes to `violations`. Calls belong to the
     assistant's turn that they follow, as models were taught them."""
 
