@@ -118,12 +118,13 @@ def by_langchain(base: str) -> Calls:
     own: Any = {"model": MODEL, "base_url": f"{base}/v1", "api_key": "unused", "temperature": 0, "max_tokens": 16}
     own |= {"max_retries": 0, "timeout": TIMEOUT_S}
     chat, texts, longer = ChatOpenAI(**own), OpenAI(**own), ChatOpenAI(**{**own, "max_tokens": 100})
+    both: Any = [Look, River]
     calls: Calls = {
         "invoke": lambda: chat.invoke("Name three rivers.").content,
         "stream": lambda: "".join(str(chunk.content) for chunk in chat.stream("Name three rivers.")),
         "completions, two prompts": lambda: [found[0].text for found in texts.generate(["1 2 3", "a b"]).generations],
         "bind_tools": lambda: longer.bind_tools([Look]).invoke("The weather in Rome?"),
-        "bind_tools, any": lambda: longer.bind_tools([Look, River], tool_choice="any").invoke("The weather in Rome?"),
+        "bind_tools, any": lambda: longer.bind_tools(both, tool_choice="any").invoke("The weather in Rome?"),
         "bind_tools, strict": lambda: (
             longer.bind_tools([Look], tool_choice="Look", strict=True).invoke("Rome?").tool_calls
         ),

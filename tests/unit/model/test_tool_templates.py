@@ -50,7 +50,8 @@ TEMPLATES = {
     "qwen": (
         "{%- if tools %}\n{{- '<tools>' }}\n{%- for tool in tools %}\n{{- '\\n' }}\n"
         "{{- tool | tojson }}\n{%- endfor %}\n{{- '\\n</tools>\\n' }}\n{%- endif %}\n"
-        "{%- for m in messages %}\n{%- if m.tool_calls %}\n{%- for tool_call in m.tool_calls %}\n{%- if tool_call.function is defined %}\n"
+        "{%- for m in messages %}\n{%- if m.tool_calls %}\n{%- for tool_call in m.tool_calls %}\n"
+        "{%- if tool_call.function is defined %}\n"
         "{%- set tool_call = tool_call.function %}\n{%- endif %}\n"
         '{{- \'<tool_call>{"name": "\' + tool_call.name + \'", "arguments": \' }}\n'
         "{{- tool_call.arguments | tojson }}\n{{- '}</tool_call>' }}\n{%- endfor %}\n"
@@ -70,7 +71,8 @@ TEMPLATES = {
         "{{ '[AVAILABLE_TOOLS][' }}{% for tool in tools or [] %}{% set tool = tool.function %}{{ '{\"function\": {' }}"
         "{% for key, val in tool.items() if key != 'return' %}{% if val is string %}"
         "{{ '\"' + key + '\": \"' + val + '\"' }}{% else %}{{ '\"' + key + '\": ' + val | tojson }}{% endif %}"
-        "{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ '}}' }}{% if not loop.last %}{{ ', ' }}{% else %}{{ ']' }}{% endif %}{% endfor %}"
+        "{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ '}}' }}"
+        "{% if not loop.last %}{{ ', ' }}{% else %}{{ ']' }}{% endif %}{% endfor %}"
         "{% for m in messages %}{% if m.tool_calls is defined and m.tool_calls is not none %}{{ '[TOOL_CALLS][' }}"
         "{% for c in m.tool_calls %}{% set out = c.function | tojson %}{{ out[:-1] }}"
         "{% if c.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}"
