@@ -239,7 +239,7 @@ class InputProcessor:
             await grammars.check(client_request, model, scope.tenant)
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
             client_request = with_reasoning_grammar(client_request, model, token_ids)
-            await grammars.check(client_request, model, scope.tenant)  # another one where reasoning comes first
+            await grammars.check(client_request, model, scope.tenant, again=True)
         return check_prompt(client_request, model, self._limits, token_ids, scope)
 
     def _num_choices(self, client_request: ClientRequest) -> int:

@@ -55,9 +55,12 @@ class GrammarChecks:
         self._turns: dict[str, _TenantTurn] = {}
         """Of tenants that wait."""
 
-    async def check(self, client_request: ClientRequest, model: ServedModel, tenant: str) -> None:
+    async def check(
+        self, client_request: ClientRequest, model: ServedModel, tenant: str, *, again: bool = False
+    ) -> None:
         """Raises InvalidRequest for a grammar that cannot be used, or not with the other options, and Overloaded where
-        it cannot be known within a second, QuotaExceeded where the tenant itself keeps it from that."""
+        it cannot be known within a second, QuotaExceeded where the tenant itself keeps it from that. `again`: it was
+        fine already, and is a part of another one now."""
         grammar, names = client_request.options.grammar, client_request.names
         if grammar is None:
             return
@@ -68,7 +71,7 @@ class GrammarChecks:
             check_source(grammar)
             compiler = self._compiler_of(model)
             if compiler.try_get(grammar) is None:
-                schemas = () if client_request.tools is None else schemas_of(client_request.tools)
+                schemas = () if again or client_request.tools is None else schemas_of(client_request.tools)
                 await self._compile(compiler, grammar, tenant, schemas)
         except GrammarError as error:
             field = names["grammar"]

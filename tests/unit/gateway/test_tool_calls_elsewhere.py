@@ -14,7 +14,8 @@ PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 CLOCK = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 BOTH = f"I look.\n{PARIS}\n{CLOCK}"
-TEXTS = [BOTH, CLOCK, "Plain words.", f"{CLOCK}\nThat was it."]
+CUT = '<tool_call>\n{"name": "get_weather", "arguments": {"days": 3, "city": "Par'
+TEXTS = [BOTH, CLOCK, "Plain words.", f"{CLOCK}\nThat was it.", CUT]
 RESPONSE: Any = {
     "model": "bytes",
     "input": "Hi",

@@ -292,3 +292,10 @@ def test_a_token_is_spelled_as_the_vocabulary_has_it(tokenizer: Tokenizer, refer
     ids = [*range(0, tokenizer.vocab_size, 97), tokenizer.vocab_size - 1]
     assert [tokenizer.token_spelling(token_id) for token_id in ids] == [reference.id_to_token(one) for one in ids]
     assert tokenizer.token_spelling(tokenizer.vocab_size) == ""
+
+
+def test_special_tokens_that_are_asked_for_are_in_the_text() -> None:
+    tokenizer = load_tokenizer(resolve_model(SMOLLM2_135M.name))
+    token_ids = tokenizer.encode("<|im_start|>Hi<|im_end|>", add_bos=False)
+    assert tokenizer.detokenizer().push(token_ids) == "Hi"
+    assert tokenizer.detokenizer(shown=frozenset(token_ids[:1])).push(token_ids) == "<|im_start|>Hi"

@@ -1,8 +1,9 @@
 """The content of an answer in Anthropic's form: blocks of text, of thinking and of calls of tools, in the order of the
 answer."""
 
-import json
 from collections.abc import Sequence
+
+from pydantic_core import from_json
 
 from weir_gateway.answers.events import (
     AnswerEvent,
@@ -18,9 +19,11 @@ from weir_gateway.tools.call_ids import CallIds
 
 
 def content_blocks(events: Sequence[AnswerEvent], ids: CallIds) -> list[Json]:
-    """Of a whole answer; without anything one empty text. A call that is cut off has an empty input."""
+    """Of a whole answer; without anything one empty text. A call that is cut off has what of its input is whole, as
+    Anthropic's clients make it of a stream."""
     blocks: list[Json] = []
-    arguments: dict[int, str] = {}
+    calls: list[tuple[Json, list[str]]] = []
+    """Each with the texts of its arguments."""
     for event in events:
         match event:
             case ContentText(text) if blocks and blocks[-1]["type"] == "text":
@@ -33,10 +36,11 @@ def content_blocks(events: Sequence[AnswerEvent], ids: CallIds) -> list[Json]:
                 blocks.append(_thinking(text))
             case ToolCallBegan(index, name):
                 blocks.append({"type": "tool_use", "id": ids.of(index), "name": name, "input": {}})
+                calls.append((blocks[-1], []))
             case ToolArguments(index, text):
-                arguments[index] = arguments.get(index, "") + text
-            case ToolCallEnded(index):
-                blocks[-1]["input"] = json.loads(arguments.get(index, "{}"))
+                calls[index][1].append(text)
+    for block, texts in calls:
+        block["input"] = from_json("".join(texts) or "{}", allow_partial=True)
     return blocks or [{"type": "text", "text": ""}]
 
 
