@@ -7,32 +7,20 @@ trie. A keyword of JSON Schema that it does not know is an error. Source: guidan
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from weir.core.grammar import Grammar
 from weir.grammar.json_schema import engine_schema
 from weir.grammar.protocol import ALL_TOKENS, CompiledGrammar, GrammarError, Matcher, Vocabulary, Words
 from weir.grammar.sources import check_source, choices_of
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
 _MAX_SHOWN_CHARS = 300
+_GBNF_RULE = re.compile(r"^\s*[a-zA-Z][\w-]*\s*::=", re.MULTILINE)
 _REASON = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re.MULTILINE)
-# Overrides count above what a schema says of itself (`x-guidance`). White space is bounded: models never end it. There
-# is no \u: with it a key could be spelled in a way that no schema looks for, and have a value that is another key's.
-_JSON_OPTIONS: "JsonCompileOptions" = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
-    "item_separator": ",",
-    "key_separator": ":",
-    "coerce_one_of": False,
-    "lenient": False,
-    "json_allowed_escapes": 'nrbtf\\"',
-}
 
 
 class LlguidanceEngine:
@@ -129,14 +117,26 @@ def _llguidance_source(grammar: Grammar) -> str:
     """Raises ValueError and GrammarError."""
     match grammar.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(engine_schema(grammar.source), overrides=_JSON_OPTIONS)
+            return LLMatcher.grammar_from_json_schema(engine_schema(grammar.source))
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
             texts = (json.dumps(text, ensure_ascii=False) for text in choices_of(grammar))
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
         case "grammar":
-            return LLMatcher.grammar_from_lark(grammar.source)
+            is_gbnf = _GBNF_RULE.search(grammar.source) is not None
+            return LLMatcher.grammar_from_lark(_lark_of_gbnf(grammar.source) if is_gbnf else grammar.source)
+
+
+def _lark_of_gbnf(source: str) -> str:
+    if not re.search(r"^\s*root\s*::=", source, re.MULTILINE):
+        raise GrammarError('has no rule "root", with which a GBNF grammar begins')
+    try:
+        return gbnf_to_lark(source)
+    except RecursionError:
+        raise GrammarError("is nested too deeply") from None
+    except Exception as error:  # noqa: BLE001 - it raises no narrower one for a rule that is not there
+        raise GrammarError(f"is no GBNF: {error}") from None
 
 
 def _shown(message: str) -> str:

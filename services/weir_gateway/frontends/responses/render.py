@@ -101,7 +101,7 @@ class ResponseHead:
             "service_tier": "default",
             "store": state.is_kept,
             "temperature": self.temperature,
-            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "text": {"format": (body.text or {}).get("format") or {"type": "text"}, "verbosity": "medium"},
             "tool_choice": self.asked.tool_choice,
             "tools": [],
             "top_logprobs": body.top_logprobs or 0,

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.grammar import Grammar
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
 from weir_gateway.frontends.openai.schema import HTTP_NAMES, is_too_long
+from weir_gateway.frontends.openai.structured import grammar_of_format
 from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 
@@ -28,6 +30,7 @@ _MAX_METADATA_PAIRS = 16
 _MAX_METADATA_KEY_CHARS = 64
 _MAX_METADATA_VALUE_CHARS = 512
 _ROLES = ("system", "developer", "user", "assistant")
+_FORMAT_NAMES = ("name", "description", "schema", "strict")
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 _CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 # Reasoning is never shown to a model again, and there is none in answers from here.
@@ -100,6 +103,8 @@ class AskedResponse:
     turns: tuple[Turn, ...]
     has_logprobs: bool
     tool_choice: str
+    grammar: Grammar | None = None
+    grammar_field: str = "text.format"
     ignored_fields: tuple[str, ...] = ()
     """Of the body, which nobody here knows."""
 
@@ -115,9 +120,11 @@ class AskedResponse:
         return ClientRequest(
             operation=Operation.CHAT,
             prompt=Conversation(tuple({"role": role, "content": text} for role, text in turns)),
-            names=RESPONSES_NAMES,
+            names={**RESPONSES_NAMES, "grammar": self.grammar_field},
             options=body.options(
-                max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if self.has_logprobs else None
+                max_tokens=body.max_output_tokens,
+                logprobs=(body.top_logprobs or 0) if self.has_logprobs else None,
+                grammar=self.grammar,
             ),
             correlation_id=correlation_id,
             is_stream=bool(body.stream),
@@ -131,12 +138,14 @@ def asked_response(body: ResponsesBody, unknown_fields: UnknownFields = "ignore"
     ignored = check_undeclared(body.model_extra, _FIELDS, unknown_fields, violations)
     turns = _turns_of(body, violations)
     _check_form(body, violations)
+    found = grammar_of_format((body.text or {}).get("format"), "text.format", _FORMAT_NAMES, violations)
+    grammar, grammar_field = found or (None, "text.format")
     _check_metadata(body.metadata or {}, violations)
     tool_choice = _tool_choice_of(body, violations)
     has_logprobs = _includes_logprobs(body, violations)
     if violations:
         raise InvalidRequest(violations)
-    return AskedResponse(body, turns, has_logprobs, tool_choice, ignored)
+    return AskedResponse(body, turns, has_logprobs, tool_choice, grammar, grammar_field, ignored)
 
 
 def _turns_of(body: ResponsesBody, violations: list[FieldViolation]) -> tuple[Turn, ...]:
@@ -188,12 +197,8 @@ def _item_problem(kind: object) -> str:
 
 
 def _check_form(body: ResponsesBody, violations: list[FieldViolation]) -> None:
-    """Of the answer: text, and nothing before it."""
+    """Of the answer: nothing comes before it."""
     text, reasoning = body.text or {}, body.reasoning or {}
-    form = text.get("format")
-    if form is not None and form != {"type": "text"}:
-        problem = 'is not served yet: nothing here holds an answer to a form. Leave it out, or give {"type": "text"}'
-        violations.append(FieldViolation("text.format", problem))
     if text.get("verbosity") not in (None, "medium"):
         violations.append(FieldViolation("text.verbosity", "is not served; leave it out, or say medium"))
     if reasoning.get("effort") not in (None, "none"):
