@@ -1,6 +1,7 @@
 """A stack without prefill workers serves, and its tokens are those of the split one; it books by past lengths."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -9,12 +10,16 @@ from weir.kv.geometry import PAGE_TOKENS
 from weir.scheduling.memory_fit import NUM_PAST
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
+from weir.wire.v1 import types_pb2
 
 pytestmark = pytest.mark.stack
 
 LONGEST = 8000
 NUM_AT_ONCE = 8
 PROMPTS = [[1000 + number] * (3 + 41 * number) for number in range(5)]
+HELD = (1, 4)
+"""Of the prompts: their answers are held to a grammar, whose end they do not reach."""
+WORD = types_pb2.Grammar(kind=types_pb2.GRAMMAR_KIND_REGEX, source="[a-z]{400}")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +33,12 @@ def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 async def answers(address: str) -> list[StreamRecord]:
     channel, stub = open_stub(address)
     async with channel:
-        requests = [greedy_request(prompt, max_tokens=12, ignore_eos=True) for prompt in PROMPTS]
+        requests = [
+            greedy_request(prompt, max_tokens=12, ignore_eos=number not in HELD)
+            for number, prompt in enumerate(PROMPTS)
+        ]
+        for number in HELD:
+            requests[number].options.sampling.grammar.CopyFrom(WORD)
         return await asyncio.gather(*(stream(stub, request) for request in requests))
 
 
@@ -38,6 +48,7 @@ async def test_one_worker_serves_alone_and_tokens_are_those_of_the_split_stack(
     alone, split = await answers(local_stack.grpc_address), await answers(stack.grpc_address)
     assert [record.token_ids for record in alone] == [record.token_ids for record in split]
     assert [len(record.token_ids) for record in alone] == [12] * len(PROMPTS)
+    assert all(re.fullmatch("[a-z]+", alone[number].text) for number in HELD)
     assert local_stack.processes("prefill") == []
     assert local_stack.metric("decode", "served_locally_total") == len(PROMPTS)
     assert local_stack.metric("transfer", "handoffs_total") == 0

@@ -11,6 +11,8 @@ from tests.unit.model.architectures import VARIANTS, save_variant
 from tests.unit.model.gguf_copy import write_gguf
 from tests.unit.model.tiny import TinyLlama, prompt_ids
 
+from weir.client import GenerateOptions, WeirClient
+from weir.core.grammar import Grammar
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import Stack
 
@@ -45,8 +47,13 @@ def test_a_model_named_by_its_path_gives_the_tokens_of_transformers(tmp_path: Pa
     flags = ("--model", str(path), "--precision", "fp32", *SMALL_ARENA)
     with Stack(tmp_path / "run", flags=flags) as stack:
         record = generate(stack, ids, NUM_TOKENS)
+        with WeirClient(stack.grpc_address) as client:
+            spelled = Grammar("regex", r"( \n){3}")  # of what this model's tokens stand for
+            options = GenerateOptions(grammar=spelled, temperature=0, max_tokens=20)
+            held = "".join(chunk.text for chunk in client.generate(ids, options))
     assert (record.code, record.details) == (grpc.StatusCode.OK, "")
     assert record.token_ids == greedy_ids(tiny, ids, NUM_TOKENS)
+    assert held == " \n" * 3 + chr(2)  # the end token, which this file does not mark as one without text
 
 
 def test_random_weights_answer_within_the_context_they_are_given(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import Iterator
 
 import grpc
@@ -9,6 +10,7 @@ import pytest
 
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
+from weir.wire.v1 import types_pb2
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -16,6 +18,7 @@ NUM_REQUESTS = 16
 MAX_TOKENS = 72
 PAGE_BYTES = 30 * 2 * 3 * 16 * 64 * 2
 NUM_PAGES = 36
+WORDS = types_pb2.Grammar(kind=types_pb2.GRAMMAR_KIND_REGEX, source="([a-z]{3},){100}")
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +46,17 @@ async def serve(address: str, at_a_time: int) -> list[StreamRecord]:
     channel, stub = open_stub(address)
     places = asyncio.Semaphore(at_a_time)
 
-    async def one(ids: list[int], lane: str) -> StreamRecord:
+    async def one(number: int, ids: list[int], lane: str) -> StreamRecord:
+        is_held = number % 4 == 1  # to a grammar, which the answer does not come to the end of
+        request = greedy_request(ids, max_tokens=MAX_TOKENS, ignore_eos=not is_held, lane=lane)
+        if is_held:
+            request.options.sampling.grammar.CopyFrom(WORDS)
         async with places:
-            request = greedy_request(ids, max_tokens=MAX_TOKENS, ignore_eos=True, lane=lane)
             return await stream(stub, request, timeout_s=240)
 
     lanes = ["interactive", "standard", "batch"]
     async with channel:
-        return await asyncio.gather(*(one(ids, lanes[number % 3]) for number, ids in enumerate(prompts())))
+        return await asyncio.gather(*(one(number, ids, lanes[number % 3]) for number, ids in enumerate(prompts())))
 
 
 async def test_with_overcommit_requests_are_preempted_and_all_end_with_the_tokens_they_have_alone(
@@ -65,6 +71,8 @@ async def test_with_overcommit_requests_are_preempted_and_all_end_with_the_token
     assert [(record.code, record.details) for record in together] == [(grpc.StatusCode.OK, "")] * NUM_REQUESTS
     assert [record.num_index_errors for record in together] == [0] * NUM_REQUESTS
     assert [record.token_ids for record in together] == [record.token_ids for record in alone]
+
+    assert all(re.fullmatch("([a-z]{3},)*[a-z]{0,3}", record.text) for record in together[1::4])
 
     decode = small_stack.metrics(small_stack.processes("decode")[0])
     assert decode["preemptions_total"] > num_alone

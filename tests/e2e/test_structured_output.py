@@ -90,10 +90,12 @@ def test_a_chat_with_a_schema_is_valid_json(client: openai.OpenAI, temperature: 
         ({"regex": "[0-9]{4}-[0-9]{2}"}, r"[0-9]{4}-[0-9]{2}"),
         ({"choice": ["Berlin", "Paris", "Rome"]}, r"Berlin|Paris|Rome"),
         ({"grammar": 'start: "(" /[a-z]{1,5}/ ")"'}, r"\([a-z]{1,5}\)"),
+        ({"grammar": 'root ::= "(" [a-z]{1,5} ")"'}, r"\([a-z]{1,5}\)"),
         ({"json": {"type": "integer", "minimum": 5, "maximum": 7}}, r"[567]"),
+        ({"json": {"const": [1, 2]}, "disable_any_whitespace": True}, r"\[1,2\]"),
         ({"json": '{"const": {"a": [1, null]}}'}, r'\{\s*"a"\s*:\s*\[\s*1\s*,\s*null\s*\]\s*\}'),
     ],
-    ids=["regex", "choice", "grammar", "json", "json as text"],
+    ids=["regex", "choice", "grammar", "gbnf", "json", "compact json", "json as text"],
 )
 def test_vllms_constraints_hold_at_any_temperature(
     client: openai.OpenAI, constraint: dict[str, Any], expected: str
@@ -177,7 +179,7 @@ def test_no_bias_lets_a_token_in_that_the_grammar_leaves_out(stack: Stack) -> No
          "response_format.json_schema.schema", "not"),
         ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex", "look-around"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not served"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "structural_tag"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "grammar"),
         ({"structured_outputs": {"regex": "a" * 60_001}}, "structured_outputs.regex", "60001"),

@@ -6,22 +6,10 @@ leap second. A parser of the answer would stumble over each.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from weir.grammar.protocol import GrammarError
-
-JSON_OPTIONS: Mapping[str, Any] = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
-    "item_separator": ",",
-    "key_separator": ":",
-    "coerce_one_of": False,
-    "lenient": False,
-    "json_allowed_escapes": 'nrbtf\\"',
-}
-"""How JSON may be written, wherever a schema stands. White space is bounded: models never end it. There is no \\u: with
-it a key could be spelled in a way that no schema looks for, and have a value that is another key's."""
 
 _Schema = dict[str, Any]
 
@@ -30,6 +18,20 @@ _OF_ONE_OR_LISTS = (
     *("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf"),
     *("not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties"),
 )
+# White space is bounded: models never end it. There is no \\u: with it a key could be spelled in a way that no schema
+# looks for, and have a value that is another key's.
+_OPTIONS: dict[str, Any] = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
+    "item_separator": ",",
+    "key_separator": ":",
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+_MAX_PATTERN_CHARS = 64
+_SPACE = r"(?:[ \n\r\t]|\\[nrt]|\\x(?:20|0[aAdD9]))"
+_WHITE_SPACE = re.compile(rf"(?:(?:{_SPACE}|\[{_SPACE}+\])(?:[?*+]|\{{[0-9]{{1,3}}(?:,[0-9]{{0,3}})?\}})?)*")
 _UNKNOWN_DIALECT = re.compile("json-schema.org/draft-0[0-3]/")
 _CONTROL_SIGN = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -44,8 +46,12 @@ _PATTERNS = {
 
 
 def engine_schema(source: str) -> str:
-    """Raises GrammarError for what is no schema, and for what the engine cannot be held to."""
+    """With the engine's options in it.
+
+    Raises GrammarError for what is no schema, and for what the engine cannot be held to.
+    """
     schema = _parsed(source)
+    options = _OPTIONS | _white_space_of(schema.pop("x-guidance", {}))
     if _UNKNOWN_DIALECT.search(str(schema.get("$schema"))):  # llguidance takes it, and none of its keywords
         raise GrammarError(
             "is of draft 3 of JSON Schema or an older one; drafts 4, 6, 7, 2019-09 and 2020-12 are taken"
@@ -55,7 +61,27 @@ def engine_schema(source: str) -> str:
         patterns = _PATTERNS.get(str(part.get("format")), ())
         if patterns:
             part["allOf"] = [*part.get("allOf", ()), *({"pattern": pattern} for pattern in patterns)]
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _white_space_of(wanted: object) -> dict[str, Any]:
+    """Of what llguidance lets a schema say of itself."""
+    if not isinstance(wanted, dict):
+        raise GrammarError("x-guidance must be an object")
+    unknown = next((name for name in wanted if name not in ("whitespace_flexible", "whitespace_pattern")), None)
+    if unknown is not None:
+        raise GrammarError(f"x-guidance.{unknown[:64]} is not taken; whitespace_flexible and whitespace_pattern are")
+    is_flexible, pattern = wanted.get("whitespace_flexible", True), wanted.get("whitespace_pattern")
+    if not isinstance(is_flexible, bool):
+        raise GrammarError("x-guidance.whitespace_flexible must be true or false")
+    if pattern is None:
+        return {} if is_flexible else {"whitespace_flexible": False, "whitespace_pattern": None}
+    if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN_CHARS or not _WHITE_SPACE.fullmatch(pattern):
+        raise GrammarError(
+            f"x-guidance.whitespace_pattern must be a regular expression of spaces, \\n, \\r and \\t alone, of at most "
+            f"{_MAX_PATTERN_CHARS} characters, such as [ \\n]?"
+        )
+    return {"whitespace_flexible": True, "whitespace_pattern": pattern}
 
 
 def _parsed(source: str) -> _Schema:

@@ -4,7 +4,7 @@ import json
 import re
 
 from weir.core.grammar import Grammar
-from weir.grammar.json_schema import JSON_OPTIONS, engine_schema
+from weir.grammar.json_schema import engine_schema
 from weir.grammar.sources import choices_of
 
 _SLASH_OR_ESCAPE = re.compile(r"\\.|/", re.DOTALL)
@@ -14,19 +14,13 @@ def rule_of(grammar: Grammar) -> str:
     """The right side of a rule that has the texts of this grammar and no others. Raises GrammarError."""
     match grammar.kind:
         case "json_schema":
-            return f"%json {_with_options(grammar.source)}"
+            return f"%json {engine_schema(grammar.source)}"
         case "regex":
             return _between_slashes(grammar.source)
         case "choice":
             return " | ".join(json.dumps(text, ensure_ascii=False) for text in choices_of(grammar))
         case "grammar":
             return f"%lark {{\n{grammar.source}\n}}"
-
-
-def _with_options(source: str) -> str:
-    """What a schema says of itself does not count."""
-    schema = json.loads(engine_schema(source))
-    return json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _between_slashes(regex: str) -> str:

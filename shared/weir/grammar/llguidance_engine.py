@@ -6,21 +6,20 @@ trie. A keyword of JSON Schema that it does not know is an error. Source: guidan
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from weir.core.grammar import Grammar
-from weir.grammar.json_schema import JSON_OPTIONS, engine_schema
+from weir.grammar.json_schema import engine_schema
 from weir.grammar.lark import rule_of
 from weir.grammar.protocol import ALL_TOKENS, CompiledGrammar, GrammarError, Matcher, Vocabulary, Words
 from weir.grammar.sources import check_source
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
 _MAX_SHOWN_CHARS = 300
+_GBNF_RULE = re.compile(r"^\s*[a-zA-Z][\w-]*\s*::=", re.MULTILINE)
 _REASON = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re.MULTILINE)
 
 
@@ -118,15 +117,25 @@ def _llguidance_source(grammar: Grammar) -> str:
     """Raises ValueError and GrammarError."""
     match grammar.kind:
         case "json_schema":
-            # overrides count above what a schema says of itself (`x-guidance`)
-            overrides = cast("JsonCompileOptions", JSON_OPTIONS)
-            return LLMatcher.grammar_from_json_schema(engine_schema(grammar.source), overrides=overrides)
+            return LLMatcher.grammar_from_json_schema(engine_schema(grammar.source))
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
             return LLMatcher.grammar_from_lark(f"start: {rule_of(grammar)}")
         case "grammar":
-            return LLMatcher.grammar_from_lark(grammar.source)
+            is_gbnf = _GBNF_RULE.search(grammar.source) is not None
+            return LLMatcher.grammar_from_lark(_lark_of_gbnf(grammar.source) if is_gbnf else grammar.source)
+
+
+def _lark_of_gbnf(source: str) -> str:
+    if not re.search(r"^\s*root\s*::=", source, re.MULTILINE):
+        raise GrammarError('has no rule "root", with which a GBNF grammar begins')
+    try:
+        return gbnf_to_lark(source)
+    except RecursionError:
+        raise GrammarError("is nested too deeply") from None
+    except Exception as error:  # noqa: BLE001 - it raises no narrower one for a rule that is not there
+        raise GrammarError(f"is no GBNF: {error}") from None
 
 
 def _shown(message: str) -> str:

@@ -6,11 +6,13 @@ import pytest
 from pydantic import ValidationError
 
 from weir.core.errors import InvalidRequest
+from weir.core.grammar import Grammar
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody, count_request, messages_request
 from weir_gateway.requests.client_request import ClientRequest, Conversation
 
 USER = {"role": "user", "content": "x"}
 TOOL = {"name": "look", "input_schema": {}}
+FORMAT = {"type": "json_schema", "schema": {"type": "null"}}
 
 
 def asked(**fields: Any) -> ClientRequest:
@@ -97,7 +99,12 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"tool_choice": {"type": ["none"]}}, "tool_choice.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": True}}, "thinking.budget_tokens"),
-        ({"output_config": {"effort": "high"}}, "output_config"),
+        ({"output_config": {"effort": "high"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"output_format": {"type": "json_schema"}}, "output_format"),
+        ({"output_format": {"type": "json_schema", "schema": {}, "name": "x"}}, "output_format"),
+        ({"output_format": FORMAT, "output_config": {"format": FORMAT}}, "output_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"mcp_servers": [{"url": "u"}]}, "mcp_servers"),
         ({"stop": ["x"]}, "stop"),
         ({"stop_sequence": ["x"]}, "stop_sequence"),
@@ -118,6 +125,14 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
 )
 def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
     assert refused(**fields) == field
+
+
+@pytest.mark.parametrize("fields", [{"output_config": {"format": FORMAT}}, {"output_format": FORMAT}], ids=str)
+def test_an_answer_is_held_to_a_format_under_either_name(fields: dict[str, Any]) -> None:
+    request = asked(**fields)
+    assert request.options.grammar == Grammar.json_schema({"type": "null"})
+    assert request.names["grammar"] in ("output_config.format.schema", "output_format.schema")
+    assert asked().options.grammar is None
 
 
 def test_a_message_needs_its_number_of_tokens_and_a_count_does_not() -> None:

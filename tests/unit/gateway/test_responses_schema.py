@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.core.errors import InvalidRequest
+from weir.core.grammar import Grammar
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS
 from weir_gateway.frontends.responses.schema import LOGPROBS_INCLUDE, AskedResponse, ResponsesBody, asked_response
 from weir_gateway.requests.client_request import ClientRequest, Conversation
@@ -51,6 +52,15 @@ def test_instructions_come_first_then_the_previous_turns_then_the_input() -> Non
     request = asked(input=items, instructions="i").client_request(({"role": "user", "content": "before"},), "")
     expected = [("system", "i"), ("user", "before"), ("system", "d"), ("user", "ab"), ("assistant", "c")]
     assert turns_of(request) == expected
+
+
+def test_an_answer_is_held_to_the_format_of_its_text() -> None:
+    form = {"type": "json_schema", "name": "x", "strict": False, "schema": {"type": "null"}}
+    request = asked(text={"format": form}).client_request((), "")
+    assert request.options.grammar == Grammar.json_schema({"type": "null"})
+    assert request.names["grammar"] == "text.format.schema"
+    assert asked(text={"format": {"type": "json_object"}}).grammar == Grammar.json_object()
+    assert asked(text={"format": {"type": "text"}}).grammar is None
 
 
 def test_each_number_arrives_at_its_option() -> None:
@@ -113,7 +123,10 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"name": "x"}]}}, "tool_choice.tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}, "strictly": True}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "schema": [1]}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"include": ["file_search_call.results"]}, "include[0]"),

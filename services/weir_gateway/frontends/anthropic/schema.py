@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.grammar import Grammar
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
 from weir_gateway.frontends.anthropic.tool_fields import SCHEMA, message_tools_of
 from weir_gateway.frontends.anthropic.turns import TEXT_BLOCKS, MessageReader
 from weir_gateway.frontends.openai.messages import MAX_ENTRIES, is_too_long
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
+from weir_gateway.frontends.openai.structured import grammar_of_format
 from weir_gateway.frontends.thinking import AS_TRAINED, NO_THINKING, Thinking
 from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
@@ -41,6 +43,9 @@ class MessagesBody(CountTokensBody):
 
     max_tokens: int
     stop_sequences: list[str] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    """What `output_config.format` was called at first."""
 
 
 _ENABLED: Mapping[str, object] = {"enable_thinking": True}
@@ -48,17 +53,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "container": (),
     "context_management": ({}, {"edits": []}),
     "mcp_servers": ([],),
-    "output_config": ({},),
-    "output_format": (),
     "speed": ("standard",),
 }
 _REASONS: Mapping[str, str] = {
     "max_completion_tokens": "is max_tokens here",
     "reasoning_effort": "is thinking here",
     "thinking_token_budget": "is thinking.budget_tokens here",
+    "response_format": "is output_config.format here",
     "stop": "is stop_sequences here",
-    "output_config": "is not served yet: nothing here holds an answer to a form, or to an effort",
-    "output_format": "is not served yet: nothing here holds an answer to a form",
 }
 _IGNORED = frozenset(
     {
@@ -74,7 +76,9 @@ _IGNORED = frozenset(
 )
 _MESSAGE_FIELDS = known_fields(MessagesBody, _NEUTRAL, _REASONS, _IGNORED)
 # A prompt has the same number of tokens whatever its answer may have.
-_COUNT_FIELDS = known_fields(CountTokensBody, _NEUTRAL, _REASONS, _IGNORED | {"max_tokens", "stop_sequences"})
+_COUNT_FIELDS = known_fields(
+    CountTokensBody, _NEUTRAL, _REASONS, _IGNORED | {"max_tokens", "output_config", "output_format", "stop_sequences"}
+)
 
 
 class AskedMessage(NamedTuple):
@@ -94,16 +98,38 @@ class AskedCount(NamedTuple):
 def messages_request(body: MessagesBody, correlation_id: str, unknown_fields: UnknownFields = "ignore") -> AskedMessage:
     """Raises InvalidRequest for what is not served."""
     conversation, ignored = _read(body, _MESSAGE_FIELDS, unknown_fields)
+    grammar, grammar_field = _grammar_of(body)
     client_request = ClientRequest(
         operation=Operation.CHAT,
         prompt=conversation,
-        names=MESSAGES_NAMES,
-        options=body.options(max_tokens=body.max_tokens, stop=tuple(body.stop_sequences or ())),
+        names={**MESSAGES_NAMES, "grammar": grammar_field},
+        options=body.options(max_tokens=body.max_tokens, stop=tuple(body.stop_sequences or ()), grammar=grammar),
         correlation_id=correlation_id,
         is_stream=bool(body.stream),
         priority=body.priority,
     )
     return AskedMessage(client_request, ignored)
+
+
+def _grammar_of(body: MessagesBody) -> tuple[Grammar | None, str]:
+    """And the field that it came from. Raises InvalidRequest."""
+    violations: list[FieldViolation] = []
+    config = body.output_config or {}
+    unknown = next((name for name in config if name != "format"), None)
+    if unknown is not None:
+        problem = "is not served: no answer here has another effort. Of this field format is"
+        violations.append(FieldViolation(f"output_config.{unknown[:64]}", problem))
+    forms = {"output_config.format": config.get("format"), "output_format": body.output_format}
+    given = [
+        found
+        for field, form in forms.items()
+        if (found := grammar_of_format(form, field, ("schema",), violations)) is not None
+    ]
+    if len(given) > 1:
+        violations.append(FieldViolation("output_format", "comes with output_config.format; give one of them"))
+    if violations:
+        raise InvalidRequest(violations)
+    return given[0] if given else (None, "output_config.format")
 
 
 def count_request(body: CountTokensBody, unknown_fields: UnknownFields = "ignore") -> AskedCount:

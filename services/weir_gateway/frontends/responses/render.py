@@ -114,7 +114,7 @@ class ResponseHead:
             "service_tier": "default",
             "store": state.is_kept,
             "temperature": self.temperature,
-            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "text": {"format": (body.text or {}).get("format") or {"type": "text"}, "verbosity": "medium"},
             "tool_choice": body.tool_choice or "auto",
             "tools": [] if self.asked.tools is None else [_tool_json(tool) for tool in self.asked.tools.tools],
             "top_logprobs": body.top_logprobs or 0,

@@ -10,9 +10,11 @@ from typing import Any
 from pydantic import Field
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.grammar import Grammar
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown
 from weir_gateway.frontends.openai.messages import Turn, is_too_long
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
+from weir_gateway.frontends.openai.structured import grammar_of_format
 from weir_gateway.frontends.openai.tool_fields import RESPONSE_TOOLS
 from weir_gateway.frontends.responses.turns import ItemReader
 from weir_gateway.frontends.thinking import AS_TRAINED, Thinking, thinking_of_effort
@@ -32,6 +34,7 @@ LOGPROBS_INCLUDE = "message.output_text.logprobs"
 _MAX_METADATA_PAIRS = 16
 _MAX_METADATA_KEY_CHARS = 64
 _MAX_METADATA_VALUE_CHARS = 512
+_FORMAT_NAMES = ("name", "description", "schema", "strict")
 # Nothing is encrypted here: reasoning is there to be read.
 _NEUTRAL_INCLUDES = frozenset({"reasoning.encrypted_content"})
 
@@ -103,6 +106,8 @@ class AskedResponse:
     has_logprobs: bool
     tools: ToolUse | None
     thinking: Thinking = AS_TRAINED
+    grammar: Grammar | None = None
+    grammar_field: str = "text.format"
     ignored_fields: tuple[str, ...] = ()
     """Of the body, which nobody here knows."""
 
@@ -120,9 +125,11 @@ class AskedResponse:
         return ClientRequest(
             operation=Operation.CHAT,
             prompt=self.thinking.within(Conversation(turns, tools=self.tools)),
-            names=RESPONSES_NAMES,
+            names={**RESPONSES_NAMES, "grammar": self.grammar_field},
             options=body.options(
-                max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if self.has_logprobs else None
+                max_tokens=body.max_output_tokens,
+                logprobs=(body.top_logprobs or 0) if self.has_logprobs else None,
+                grammar=self.grammar,
             ),
             correlation_id=correlation_id,
             is_stream=bool(body.stream),
@@ -135,14 +142,16 @@ def asked_response(body: ResponsesBody, unknown_fields: UnknownFields = "ignore"
     violations: list[FieldViolation] = []
     ignored = check_undeclared(body.model_extra, _FIELDS, unknown_fields, violations)
     turns = _turns_of(body, violations)
-    _check_form(body, violations)
+    _check_verbosity(body, violations)
+    found = grammar_of_format((body.text or {}).get("format"), "text.format", _FORMAT_NAMES, violations)
+    grammar, grammar_field = found or (None, "text.format")
     _check_metadata(body.metadata or {}, violations)
     thinking = _thinking_of(body, violations)
     tools = RESPONSE_TOOLS.tool_use_of(body.tools, body.tool_choice, body.parallel_tool_calls, violations)
     has_logprobs = _includes_logprobs(body, violations)
     if violations:
         raise InvalidRequest(violations)
-    return AskedResponse(body, turns, has_logprobs, tools, thinking, ignored)
+    return AskedResponse(body, turns, has_logprobs, tools, thinking, grammar, grammar_field, ignored)
 
 
 def _turns_of(body: ResponsesBody, violations: list[FieldViolation]) -> tuple[Turn, ...]:
@@ -164,13 +173,8 @@ def _turns_of(body: ResponsesBody, violations: list[FieldViolation]) -> tuple[Tu
     return tuple(reader.turns)
 
 
-def _check_form(body: ResponsesBody, violations: list[FieldViolation]) -> None:
-    """Of the answer: text."""
+def _check_verbosity(body: ResponsesBody, violations: list[FieldViolation]) -> None:
     text = body.text or {}
-    form = text.get("format")
-    if form is not None and form != {"type": "text"}:
-        problem = 'is not served yet: nothing here holds an answer to a form. Leave it out, or give {"type": "text"}'
-        violations.append(FieldViolation("text.format", problem))
     if text.get("verbosity") not in (None, "medium"):
         violations.append(FieldViolation("text.verbosity", "is not served; leave it out, or say medium"))
 
