@@ -7,7 +7,13 @@ from typing import Literal
 from weir.core.fields import ByteSize, check_range
 from weir.rpc.channel import MAX_MESSAGE_BYTES
 from weir.runtime.config import ServiceConfig, setting
-from weir.runtime.stack.models import CHAT_TEMPLATE_HELP, TOOL_FORMAT_HELP, ToolFormatName
+from weir.runtime.stack.models import (
+    CHAT_TEMPLATE_HELP,
+    REASONING_FORMAT_HELP,
+    TOOL_FORMAT_HELP,
+    ReasoningFormatName,
+    ToolFormatName,
+)
 
 _MAX_REQUESTS = 65_536
 _MAX_PROMPTS = 4096  # times 16 answers each: as many ids as a request has
@@ -35,6 +41,7 @@ class GatewayConfig(ServiceConfig):
     )
     chat_template: str = setting("", CHAT_TEMPLATE_HELP)
     tool_format: ToolFormatName = setting("auto", TOOL_FORMAT_HELP)
+    reasoning_format: ReasoningFormatName = setting("auto", REASONING_FORMAT_HELP)
     max_requests: int = setting(1024, "Requests in flight at most; more are refused with a hint to try again.")
     max_idle_connections: int = setting(
         8192, "Connections of each port on which nothing is asked; over it HTTP closes the longest idle, gRPC refuses."

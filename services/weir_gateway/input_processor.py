@@ -24,6 +24,7 @@ from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, FieldNames
 from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.requests.reasoning import with_reasoning_grammar
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_figures import LaneFigures, RequestFigures
 from weir_gateway.requests.request_metrics import RequestMetrics
@@ -234,8 +235,11 @@ class InputProcessor:
             self._check_name_is_free(client_request, caller.tenant)
         client_request = with_tool_grammar(client_request, model)
         with span.child("tokenize"):
-            await self._tokenizer.grammars.check(client_request, model)
+            grammars = self._tokenizer.grammars
+            await grammars.check(client_request, model)
             token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
+            client_request = with_reasoning_grammar(client_request, model, token_ids)
+            await grammars.check(client_request, model, again=True)
         return check_prompt(client_request, model, self._limits, token_ids, scope)
 
     def _num_choices(self, client_request: ClientRequest) -> int:
@@ -316,6 +320,9 @@ class InputProcessor:
         if state.checked.client_request.tools is not None:
             self._metrics.count_tool_calls(state.output.num_calls)
             span.called_tools(state.output.num_calls)
+        if state.checked.model.answer_format.reasoning is not None:
+            self._metrics.count_reasoning_tokens(state.output.num_reasoning_tokens)
+            span.reasoned(state.output.num_reasoning_tokens)
         times.end(ended.result(), len(state.checked.prompt_token_ids), state.num_cached_tokens)
         self._lengths.observe(state, ended.result())
         if self.audit is not None:

@@ -25,6 +25,7 @@ class MarkerSet:
         self.markers = tuple(sorted(set(markers), key=lambda marker: (len(marker), marker)))
         self._prefixes = frozenset(marker[:length] for marker in self.markers for length in range(1, len(marker)))
         self._pattern = re.compile("|".join(map(re.escape, self.markers)))
+        self._first = re.compile("|".join(sorted({re.escape(marker[0]) for marker in self.markers})))
         self._max_held = max(map(len, self.markers), default=1) - 1
 
     def __bool__(self) -> bool:
@@ -51,9 +52,12 @@ class MarkerSet:
         it."""
         if not self.markers:
             return len(text)
-        lengths = range(min(self._max_held, len(text) - start), 0, -1)
-        num_held = next((length for length in lengths if text[-length:] in self._prefixes), 0)
-        return _without_space(text, start, len(text) - num_held)
+        place = max(start, len(text) - self._max_held)
+        while (found := self._first.search(text, place)) is not None:
+            if text[found.start() :] in self._prefixes:
+                return _without_space(text, start, found.start())
+            place = found.end()
+        return _without_space(text, start, len(text))
 
 
 def _without_space(text: str, start: int, end: int) -> int:

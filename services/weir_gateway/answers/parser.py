@@ -62,6 +62,7 @@ class AnswerParser:
         self._region = _Region.REASONING if starts_in_reasoning else _Region.START
         self._follows_marker = starts_in_reasoning
         self._follows_call = False
+        self._may_reason = reasoning is not None
         self._held = ""
         self._call: CallReader | None = None
         self._call_head = ""
@@ -72,6 +73,11 @@ class AnswerParser:
     def is_reasoning(self) -> bool:
         """Whether the text so far ends within reasoning."""
         return self._region is _Region.REASONING
+
+    @property
+    def may_reason(self) -> bool:
+        """Whether it is in reasoning, or that may begin still."""
+        return self._may_reason
 
     @property
     def num_calls(self) -> int:
@@ -130,7 +136,7 @@ class AnswerParser:
         if self._tools is not None and self._tools.is_bare and text[first] == "{":
             self._begin_call(text[position:first], is_bare=True)
             return first
-        self._region = _Region.CONTENT
+        self._region, self._may_reason = _Region.CONTENT, False
         return position
 
     def _take_text(self, text: str, position: int, events: list[AnswerEvent]) -> int | None:
@@ -148,7 +154,7 @@ class AnswerParser:
         """`head`: the marker and the white space before it."""
         if self.is_reasoning and marker == self._reasoning_closer:
             self._region, self._at_start = _Region.START, self._in_content
-            self._follows_marker = True
+            self._follows_marker, self._may_reason = True, False
         elif self._region is _Region.START and marker == self._reasoning_opener:
             self._region = _Region.REASONING
             self._follows_marker = True
@@ -172,7 +178,7 @@ class AnswerParser:
         if call.state is Reading.NO_CALL:
             self._add_text(self._text_of(call), events)
         if self._region is _Region.START:
-            self._at_start = self._in_content
+            self._at_start, self._may_reason = self._in_content, False
             if call.state is Reading.NO_CALL:
                 self._region = _Region.CONTENT
         self._follows_marker = self._follows_call = call.state is Reading.DONE

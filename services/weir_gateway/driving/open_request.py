@@ -79,6 +79,11 @@ class OpenRequest:
         return sum(state.output.num_tokens for state in self.states)
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        """Of these, those with which the model reasoned."""
+        return sum(state.output.num_reasoning_tokens for state in self.states)
+
+    @property
     def num_cached_tokens(self) -> int:
         """Found in the prefix cache, summed over all prompts: of each by the choice that found most, for whose pages
         the others wait."""

@@ -229,6 +229,10 @@ class RequestSpan:
         """Of a request with tools, at its end: complete calls."""
         self._span.set_attribute("weir.response.num_tool_calls", num_calls)
 
+    def reasoned(self, num_tokens: int) -> None:
+        """Of a model that reasons, at the request's end: tokens of its answer that were reasoning."""
+        self._span.set_attribute(gen_ai.GEN_AI_USAGE_REASONING_OUTPUT_TOKENS, num_tokens)
+
     def end(self, ending: RequestEnd, num_output_tokens: int, now_s: float) -> None:
         """An answer that came as a whole ends before anything of it is sent, which follows at once."""
         if ending.error is None and num_output_tokens:

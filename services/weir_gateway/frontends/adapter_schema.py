@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation
 from weir.core.options import NUMBER_RULES, GenerateOptions
-from weir_gateway.frontends.openai.fields import COMMON_NEUTRAL, REASONS
+from weir_gateway.frontends.openai.fields import CHATS_REASONING, COMMON_NEUTRAL, REASONS
 from weir_gateway.frontends.openai.messages import is_too_long
 from weir_gateway.frontends.openai.schema import ChatBody
 from weir_gateway.frontends.unknown_fields import KnownFields
@@ -16,7 +16,11 @@ from weir_gateway.frontends.unknown_fields import KnownFields
 MAX_VIOLATIONS = 16
 """That are told of one body."""
 _MAX_SHOWN_CHARS = 80
-_NEUTRAL_OF_CHATS: Mapping[str, tuple[Any, ...]] = {"n": (1,), "response_format": ({"type": "text"},)}
+_NEUTRAL_OF_CHATS: Mapping[str, tuple[Any, ...]] = {
+    **CHATS_REASONING,
+    "n": (1,),
+    "response_format": ({"type": "text"},),
+}
 """Of fields that chats have, and these bodies have not."""
 
 

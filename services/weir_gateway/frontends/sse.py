@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from json.encoder import encode_basestring
 
+from weir_gateway.answers.events import AnswerEvent, ContentText
 from weir_gateway.frontends.json_parts import dump, dump_in_parts
 from weir_gateway.frontends.openai.render import AnswerRenderer, Json
 from weir_gateway.requests.output import OutputDelta
@@ -33,18 +34,25 @@ class ChunkEvents:
     def event(self, delta: OutputDelta, text_offset: int, event_id: str = "") -> bytes:
         """`text_offset`: characters of the choice before it."""
         has_more = delta.logprobs or delta.finish_reason is not None or not self._renderer.rendering.has_plain_chunks
-        if has_more or not delta.text or delta.events is not None:
+        text = delta.text if delta.events is None else _text_alone(delta.events)
+        if has_more or not text:
             return event(self._renderer.chunk(delta, text_offset), event_id)
         around = self._around_text.get(delta.choice)
         if around is None:
             around = self._around_text[delta.choice] = self._split(delta.choice)
         before, after = around
-        return _head(event_id) + f"{before}{encode_basestring(delta.text)}{after}".encode()
+        return _head(event_id) + f"{before}{encode_basestring(text)}{after}".encode()
 
     def _split(self, choice: int) -> tuple[str, str]:
         chunk = self._renderer.chunk(OutputDelta(0, text=_PLACE, choice=choice), 0)
         before, _, after = dump(chunk).partition(dump(_PLACE))
         return f"data: {before}", f"{after}\n\n"
+
+
+def _text_alone(events: Sequence[AnswerEvent]) -> str:
+    """Of what is nothing but content; else empty."""
+    texts = [event.text for event in events if isinstance(event, ContentText)]
+    return "".join(texts) if len(texts) == len(events) else ""
 
 
 def _head(event_id: str) -> bytes:

@@ -19,7 +19,8 @@ class Operation(Enum):
 FieldNames = Mapping[str, str]
 """What a frontend's clients call each option, and the forms of a prompt, for errors that name it."""
 
-GRPC_NAMES: FieldNames = grpc_names() | {name: name for name in ("text", "token_ids", "messages", "priority")}
+_GRPC_PLAIN_NAMES = ("text", "token_ids", "messages", "priority", "max_reasoning_tokens")
+GRPC_NAMES: FieldNames = grpc_names() | {name: name for name in _GRPC_PLAIN_NAMES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Conversation:
     """Further ones, that some models' templates ask for."""
     tools: ToolUse | None = None
     """None: there are none, or none may be called, and the model is told of none."""
+    max_reasoning_tokens: int | None = None
+    """At which the model must come to its answer; None: it takes as many as it wants."""
 
 
 Prompt = Text | TokenIds | Conversation

@@ -35,9 +35,9 @@ class GrammarChecks:
         """By model; of one that was replaced by another the tokenizer is another."""
         self._num_waiting = 0
 
-    async def check(self, client_request: ClientRequest, model: ServedModel) -> None:
+    async def check(self, client_request: ClientRequest, model: ServedModel, *, again: bool = False) -> None:
         """Raises InvalidRequest for a grammar that cannot be used, or not with the other options, and Overloaded where
-        it cannot be known within a second."""
+        it cannot be known within a second. `again`: it was fine already, and is a part of another one now."""
         grammar, names = client_request.options.grammar, client_request.names
         if grammar is None:
             return
@@ -48,7 +48,7 @@ class GrammarChecks:
             check_source(grammar)
             compiler = self._compiler_of(model)
             if compiler.try_get(grammar) is None:
-                schemas = () if client_request.tools is None else schemas_of(client_request.tools)
+                schemas = () if again or client_request.tools is None else schemas_of(client_request.tools)
                 await self._compile(compiler, grammar, schemas)
         except GrammarError as error:
             field = names["grammar"]

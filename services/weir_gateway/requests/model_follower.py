@@ -91,6 +91,7 @@ class ModelFollower:
             aliases=model.aliases,
             chat_template=model.chat_template,
             tool_format=model.tool_format,
+            reasoning_format=model.reasoning_format,
         )
 
 

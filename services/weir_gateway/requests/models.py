@@ -12,6 +12,7 @@ from weir.model.files.source import resolve_model
 from weir.model.tokens.chat_template import load_chat_template
 from weir.model.tokens.tokenizer import load_tokenizer
 from weir_gateway.answers.formats import AnswerFormat
+from weir_gateway.answers.reasoning import choose_reasoning_format
 from weir_gateway.config import GatewayConfig
 from weir_gateway.tools.detection import choose_tool_format
 
@@ -145,11 +146,13 @@ def load_served_model(
     aliases: tuple[str, ...] = (),
     chat_template: str = "",
     tool_format: str = "auto",
+    reasoning_format: str = "auto",
 ) -> ServedModel:
     """Reads headers, tokenizer and chat template from the model's files; and all of its weights, once, for the digest
     in the workers' precision on their device, exact or not (None: no digest). `served_name`: what requests call it;
     empty: what its files are called. `chat_template`: in place of its own (`load_chat_template`); `tool_format`: a name
-    of `answers.formats.TOOL_FORMATS`, or "auto". Blocks.
+    of `answers.formats.TOOL_FORMATS`, or "auto"; `reasoning_format`: one of
+    `answers.reasoning.REASONING_FORMATS`. Blocks.
 
     Raises:
         ModelError: no such model, files that cannot be served, or `max_context_tokens` above the model's (0: its own).
@@ -170,7 +173,8 @@ def load_served_model(
         else model_digest(source, digest_precision, digest_device, exact=is_exact),
     )
     tools = choose_tool_format(tool_format, template.tool_source, lambda marker: made.token_of(marker) is not None)
-    return replace(made, answer_format=AnswerFormat(tools=tools))
+    reasoning = choose_reasoning_format(reasoning_format, template.tool_source)
+    return replace(made, answer_format=AnswerFormat(reasoning, tools))
 
 
 def load_model_of(config: GatewayConfig) -> ServedModel:
@@ -185,4 +189,5 @@ def load_model_of(config: GatewayConfig) -> ServedModel:
         served_name=config.served_model_name,
         chat_template=config.chat_template,
         tool_format=config.tool_format,
+        reasoning_format=config.reasoning_format,
     )

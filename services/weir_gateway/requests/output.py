@@ -8,15 +8,13 @@ A stop string counts wherever it comes in the text, in a call too.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.rpc.conversions import all_logprobs_from_pb, finish_reason_from_pb
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.answers.events import AnswerEvent, ToolCallBegan, ToolCallEnded, join_events
-from weir_gateway.answers.parser import AnswerParser
-from weir_gateway.requests.models import Detokenizer
+from weir_gateway.requests.text_parts import TextParts, text_parts_of
 from weir_gateway.requests.token_order import TokenOrder
 from weir_gateway.requests.validation import CheckedRequest
 
@@ -47,68 +45,6 @@ class OutputDelta:
         return bool(self.text if self.events is None else self.events)
 
 
-class StopResult(NamedTuple):
-    """Text that is certain to be output, and the stop string that was reached, if any."""
-
-    text: str
-    matched: str | None
-
-
-class StopMatcher:
-    """Finds the stop string that is complete first; of several that end at the same character, the longest.
-
-        text so far:  ........ sent ........|-- held: may become a stop string --|
-
-    Before it is armed a stop string that is complete does not count, but one that has begun may be completed later.
-    It holds back only the longest end of the text that begins a stop string, so never more than the longest of them
-    less one character.
-    """
-
-    def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
-        """`is_included`: the stop string that was reached is output too."""
-        self._stops = tuple(dict.fromkeys(stops))
-        self._prefixes = frozenset(stop[:length] for stop in self._stops for length in range(1, len(stop)))
-        self._max_held = max((len(stop) for stop in self._stops), default=1) - 1
-        self._is_included = is_included
-        self._held = ""
-
-    @property
-    def is_active(self) -> bool:
-        """False without stop strings: then text passes through at once."""
-        return bool(self._stops)
-
-    def push(self, text: str, *, is_armed: bool = True) -> StopResult:
-        """Not to be called again after a match."""
-        if not self._stops:
-            return StopResult(text, None)
-        num_old = len(self._held)
-        text = self._held + text
-        found = [
-            (start + len(stop), start, stop) for stop in self._stops if (start := _find_new(text, stop, num_old)) >= 0
-        ]
-        if found and is_armed:
-            _, start, stop = min(found)
-            self._held = ""
-            return StopResult(text[: start + len(stop) if self._is_included else start], stop)
-        num_held = self._num_held(text)
-        self._held = text[len(text) - num_held :]
-        return StopResult(text[: len(text) - num_held], None)
-
-    def finish(self) -> str:
-        """The held text: no stop string can follow any more."""
-        text, self._held = self._held, ""
-        return text
-
-    def _num_held(self, text: str) -> int:
-        lengths = range(min(self._max_held, len(text)), 0, -1)
-        return next((length for length in lengths if text[-length:] in self._prefixes), 0)
-
-
-def _find_new(text: str, stop: str, num_old: int) -> int:
-    """Where a stop string begins that was not complete within the first `num_old` characters; -1: nowhere."""
-    return text.find(stop, max(0, num_old - len(stop) + 1))
-
-
 class Output:
     """The output of one request. What the client has not taken yet grows as one delta, bounded by max_tokens.
 
@@ -118,20 +54,17 @@ class Output:
     def __init__(
         self,
         order: TokenOrder,
-        detokenizer: Detokenizer,
-        stops: StopMatcher,
-        parser: AnswerParser | None = None,
+        parts: TextParts,
         *,
         has_logprobs: bool = False,
         min_tokens: int = 0,
-        make_anew: "Callable[[], _TextParts] | None" = None,
+        make_anew: Callable[[], TextParts] | None = None,
     ) -> None:
         """A stop string counts only after `min_tokens` tokens. With `make_anew` it keeps what `rewind` needs."""
         self._order = order
-        self._detokenizer = detokenizer
-        self._stops = stops
-        self._parser = parser
-        self._is_parsed = parser is not None
+        self._detokenizer, self._stops, self._parser = parts
+        self.has_parts = self._parser is not None
+        """Whether its deltas say what their text is made of."""
         self._has_logprobs = has_logprobs
         self._min_tokens = min_tokens
         self._pending = self._new_delta(0)
@@ -147,6 +80,8 @@ class Output:
         self.num_calls = 0
         """Of tools, that are complete."""
         self._num_begun_calls = 0
+        self.num_reasoning_tokens = 0
+        """Of `num_tokens`, with the markers of reasoning."""
         self._make_anew = make_anew
         self._begins_at = 0
         """The client has all tokens before this one."""
@@ -156,10 +91,10 @@ class Output:
     @classmethod
     def of(cls, checked: CheckedRequest) -> "Output":
         options, stop_rules = checked.client_request.options, checked.stop_rules
-        make = partial(_text_parts, checked)
+        make = partial(text_parts_of, checked)
         return cls(
             TokenOrder(Attempt(1), stop_rules.max_tokens),
-            *make(),
+            make(),
             has_logprobs=options.logprobs is not None,
             min_tokens=stop_rules.min_tokens,
             make_anew=make if options.idempotency_key else None,
@@ -225,7 +160,7 @@ class Output:
         self.matched_stop = None
         self._detokenizer, self._stops, self._parser = self._make_anew()
         self._pending, self._num_tokens, self._num_without_text = self._new_delta(0), 0, 0
-        self.num_calls = self._num_begun_calls = 0
+        self.num_calls = self._num_begun_calls = self.num_reasoning_tokens = 0
         self._begins_at, self.num_skipped_chars = first_index, 0
         self._append(self._order.token_ids)
         if reason is not None:
@@ -282,19 +217,34 @@ class Output:
             self._add(token_ids)
 
     def _add(self, token_ids: Sequence[int]) -> None:
-        if not self._stops.is_active:
-            self._num_without_text += len(token_ids)
-            if self._has_logprobs:
-                for token_id in token_ids:
-                    self._add_token(token_id)
-            else:
-                self._pending.token_ids.extend(token_ids)
-                self._num_tokens += len(token_ids)
-            return
-        for token_id in token_ids:
-            self._add_token(token_id)
-            if self._stopped_by(self._detokenizer.push([token_id])):
+        for place, token_id in enumerate(token_ids):
+            if not (self._stops.is_active or self._may_reason):
+                self._add_without_text(token_ids[place:])
                 return
+            self._add_token(token_id)
+            was_reasoning = self._is_reasoning
+            is_stopped = self._stopped_by(self._detokenizer.push([token_id]))
+            self.num_reasoning_tokens += was_reasoning or self._is_reasoning
+            if is_stopped:
+                return
+
+    def _add_without_text(self, token_ids: Sequence[int]) -> None:
+        self._num_without_text += len(token_ids)
+        if self._has_logprobs:
+            for token_id in token_ids:
+                self._add_token(token_id)
+        else:
+            self._pending.token_ids.extend(token_ids)
+            self._num_tokens += len(token_ids)
+
+    @property
+    def _may_reason(self) -> bool:
+        """While it is so each token is looked at alone, to be counted."""
+        return self._parser is not None and self._parser.may_reason
+
+    @property
+    def _is_reasoning(self) -> bool:
+        return self._parser is not None and self._parser.is_reasoning
 
     def _make_text(self) -> None:
         if self._num_without_text:
@@ -326,7 +276,7 @@ class Output:
             self._end_parts()
 
     def _new_delta(self, first_index: int) -> OutputDelta:
-        return OutputDelta(first_index, events=[] if self._is_parsed else None)
+        return OutputDelta(first_index, events=[] if self.has_parts else None)
 
     def _emit(self, text: str) -> None:
         self._pending.text += text
@@ -343,24 +293,6 @@ class Output:
         self.num_calls += sum(isinstance(event, ToolCallEnded) for event in events)
         if self._pending.events is not None:
             self._pending.events += events
-
-
-class _TextParts(NamedTuple):
-    """What makes text of tokens, and parts of text."""
-
-    detokenizer: Detokenizer
-    stops: StopMatcher
-    parser: AnswerParser | None
-
-
-def _text_parts(checked: CheckedRequest) -> _TextParts:
-    options, model, tools = checked.client_request.options, checked.model, checked.client_request.tools
-    stops = StopMatcher(options.stop, is_included=options.include_stop)
-    if tools is None:
-        return _TextParts(model.tokenizer.detokenizer(), stops, None)
-    schemas = {tool.name: tool.schema for tool in tools.callable_tools}
-    parser = AnswerParser(model.answer_format, tool_names=tools.allowed, schemas=schemas)
-    return _TextParts(model.tokenizer.detokenizer(shown=model.marker_token_ids), stops, parser)
 
 
 def output_end_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason | None:

@@ -32,6 +32,7 @@ class RequestMetrics:
                     "rejected_total",
                     "prompt_tokens_total",
                     "output_tokens_total",
+                    "reasoning_tokens_total",
                     "tool_calls_total",
                 ),
                 0,
@@ -55,6 +56,10 @@ class RequestMetrics:
     def count_output_tokens(self, tenant: str, num_tokens: int) -> None:
         self._counts["output_tokens_total"] += num_tokens
         self._add_of_tenant(tenant, "output_tokens_total", num_tokens)
+
+    def count_reasoning_tokens(self, num_tokens: int) -> None:
+        """They are output tokens too."""
+        self._counts["reasoning_tokens_total"] += num_tokens
 
     def count_tool_calls(self, num_calls: int) -> None:
         """That are complete."""

@@ -276,7 +276,8 @@ def _check_messages(found: _Violations, names: FieldNames, conversation: Convers
         role = message["role"]
         expected = f"must be one of {', '.join(_ROLES)}"
         found.check(role in _ROLES, f"{names['messages']}[{index}].role", f"is {role[:40]!r}; {expected}")
-        num_bytes += _num_bytes(message["content"]) + sum(len(str(call)) for call in message.get("tool_calls", ()))
+        num_bytes += _num_bytes(message["content"]) + _num_bytes(message.get("reasoning_content", ""))
+        num_bytes += sum(len(str(call)) for call in message.get("tool_calls", ()))
     _check_bytes(found, names["messages"], num_bytes, limits)
     if conversation.tools is not None:
         _check_bytes(found, names["tools"], conversation.tools.num_bytes, limits)

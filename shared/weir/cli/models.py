@@ -17,7 +17,7 @@ from weir.core.fields import describe_type, parse_size, parse_text
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.control import ask_supervisor
 from weir.runtime.stack.instances import choose_instance
-from weir.runtime.stack.models import StackModel, ToolFormatName
+from weir.runtime.stack.models import ReasoningFormatName, StackModel, ToolFormatName
 
 _SHOWN_COMMIT_CHARS = 12
 
@@ -74,6 +74,7 @@ def add(
     decode: Annotated[int, typer.Option(help="Number of decode workers.")] = 1,
     chat_template: Annotated[str, typer.Option(help="As for `weir up`.")] = "",
     tool_format: Annotated[str, typer.Option(help="As for `weir up`.")] = "auto",
+    reasoning_format: Annotated[str, typer.Option(help="As for `weir up`.")] = "auto",
     alias: Annotated[list[str] | None, typer.Option(help="Another name for it; several times.")] = None,
     arena_bytes: Annotated[str, typer.Option(help="Memory for its pages, such as 4GiB. 0: what is free.")] = "0",
     max_context_tokens: Annotated[int, typer.Option(help="Prompt and output together. 0: what fits.")] = 0,
@@ -99,7 +100,10 @@ def add(
             prefill=prefill,
             decode=decode,
             chat_template=chat_template,
-            tool_format=_tool_format(tool_format),
+            tool_format=cast("ToolFormatName", _one_of("tool_format", ToolFormatName, tool_format)),
+            reasoning_format=cast(
+                "ReasoningFormatName", _one_of("reasoning_format", ReasoningFormatName, reasoning_format)
+            ),
             aliases=tuple(alias or ()),
             arena_bytes=_size(arena_bytes),
             max_context_tokens=max_context_tokens,
@@ -138,11 +142,11 @@ def _precision(text: str) -> Precision:
         raise ValueError(f"precision {text!r}: must be {describe_type(Precision)}") from error
 
 
-def _tool_format(text: str) -> ToolFormatName:
+def _one_of(name: str, kind: object, text: str) -> object:
     try:
-        return cast("ToolFormatName", parse_text(ToolFormatName, text))
+        return parse_text(kind, text)
     except ValueError as error:
-        raise ValueError(f"tool_format {text!r}: must be {describe_type(ToolFormatName)}") from error
+        raise ValueError(f"{name} {text!r}: must be {describe_type(kind)}") from error
 
 
 def _size(text: str) -> int:

@@ -60,6 +60,7 @@ def up(
     exact: Annotated[bool | None, _option("exact")] = None,
     chat_template: Annotated[str | None, _option("chat_template")] = None,
     tool_format: Annotated[str | None, _option("tool_format")] = None,
+    reasoning_format: Annotated[str | None, _option("reasoning_format")] = None,
     host: Annotated[str | None, _option("host")] = None,
     http_port: Annotated[int | None, _option("http_port")] = None,
     grpc_port: Annotated[int | None, _option("grpc_port")] = None,

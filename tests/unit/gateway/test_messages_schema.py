@@ -96,7 +96,7 @@ def test_what_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"tool_choice": {"type": ["none"]}}, "tool_choice.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": True}}, "thinking.budget_tokens"),
         ({"output_config": {"effort": "high"}}, "output_config"),
         ({"mcp_servers": [{"url": "u"}]}, "mcp_servers"),
         ({"stop": ["x"]}, "stop"),

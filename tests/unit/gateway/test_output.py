@@ -11,7 +11,9 @@ from tests.unit.gateway.fake_workers import GOING_ON, LENGTH, token_logprobs, up
 from weir.core.life import Attempt, FinishReason
 from weir.rpc.conversions import all_logprobs_from_pb, attempt_from_pb
 from weir.wire.v1 import worker_pb2
-from weir_gateway.requests.output import Output, OutputDelta, StopMatcher, joined
+from weir_gateway.requests.output import Output, OutputDelta, joined
+from weir_gateway.requests.stop_strings import StopMatcher
+from weir_gateway.requests.text_parts import TextParts
 from weir_gateway.requests.token_order import TokenOrder
 
 REQUEST_ID = "r"
@@ -19,7 +21,9 @@ REQUEST_ID = "r"
 
 def make_output(stops: list[str], *, has_logprobs: bool = False, min_tokens: int = 0) -> Output:
     order = TokenOrder(Attempt(1), 1000)
-    return Output(order, ByteDetokenizer(), StopMatcher(stops), has_logprobs=has_logprobs, min_tokens=min_tokens)
+    return Output(
+        order, TextParts(ByteDetokenizer(), StopMatcher(stops)), has_logprobs=has_logprobs, min_tokens=min_tokens
+    )
 
 
 def push(output: Output, message: worker_pb2.SequenceUpdate) -> bool:
@@ -186,7 +190,7 @@ class CountedDetokenizer(ByteDetokenizer):
 def test_tokens_that_gather_become_text_at_once_and_one_by_one_where_a_stop_string_may_end_them() -> None:
     for stops, pushed in (([], [3, 2]), (["z"], [1, 1, 1, 1, 1])):
         detokenizer = CountedDetokenizer()
-        output = Output(TokenOrder(Attempt(1), 1000), detokenizer, StopMatcher(stops))
+        output = Output(TokenOrder(Attempt(1), 1000), TextParts(detokenizer, StopMatcher(stops)))
         for index, token_id in enumerate(b"abc"):
             push(output, update(REQUEST_ID, index, [token_id]))
         assert take(output).text == "abc"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir_gateway.requests.output import StopMatcher
+from weir_gateway.requests.stop_strings import StopMatcher
 
 LETTERS = "ab\n"
 STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=4)

@@ -31,6 +31,7 @@ from weir_gateway.driving.scheduler_port import SchedulerPortSettings
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
 from weir_gateway.gateway import Gateway, GatewayProcess
 from weir_gateway.output_lengths import OutputLengths
+from weir_gateway.requests.models import ServedModel
 from weir_gateway.settings import GatewaySettings
 from weir_gateway.workers.connection import ConnectionSettings
 
@@ -107,8 +108,10 @@ async def open_world(
     lengths: OutputLengths | None = None,
     clock: Clock = SystemClock(),  # noqa: B008 - has no state
     connect: Callable[[], Awaitable[Bus]] | None = None,
+    model: ServedModel | None = None,
 ) -> AsyncIterator[World]:
-    """Checks at the end that nothing is left. `connect`: to another bus than one in memory."""
+    """Checks at the end that nothing is left. `connect`: to another bus than one in memory. `model`: in place of the
+    one of bytes."""
     hub, spans, tokenizer = InMemoryHub(), InMemorySpanExporter(), ByteTokenizer()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -122,7 +125,7 @@ async def open_world(
         buses = [hub.connect() if connect is None else await connect() for _ in range(2)]
         scheduler = FakeScheduler(buses[0], _placement(prefill, decode), rules=rules)
         await stack.enter_async_context(_running(scheduler))
-        model = byte_model(tokenizer, max_context=max_context)
+        model = model or byte_model(tokenizer, max_context=max_context)
         streams = replace(settings.http.streams, send_timeout_s=send_timeout_s)
         settings = replace(settings, http=replace(settings.http, streams=streams))
         gateway = Gateway(process, settings, buses[1], [model], lengths or OutputLengths())

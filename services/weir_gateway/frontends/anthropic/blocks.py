@@ -1,10 +1,18 @@
-"""The content of an answer in Anthropic's form: blocks of text and of calls of tools, in the order of the answer."""
+"""The content of an answer in Anthropic's form: blocks of text, of thinking and of calls of tools, in the order of the
+answer."""
 
 from collections.abc import Sequence
 
 from pydantic_core import from_json
 
-from weir_gateway.answers.events import AnswerEvent, ContentText, ToolArguments, ToolCallBegan, ToolCallEnded
+from weir_gateway.answers.events import (
+    AnswerEvent,
+    ContentText,
+    ReasoningText,
+    ToolArguments,
+    ToolCallBegan,
+    ToolCallEnded,
+)
 from weir_gateway.frontends.openai.render import Json
 from weir_gateway.frontends.typed_events import typed_event, typed_events
 from weir_gateway.tools.call_ids import CallIds
@@ -22,15 +30,17 @@ def content_blocks(events: Sequence[AnswerEvent], ids: CallIds) -> list[Json]:
                 blocks[-1]["text"] += text
             case ContentText(text):
                 blocks.append({"type": "text", "text": text})
+            case ReasoningText(text) if blocks and blocks[-1]["type"] == "thinking":
+                blocks[-1]["thinking"] += text
+            case ReasoningText(text):
+                blocks.append(_thinking(text))
             case ToolCallBegan(index, name):
                 blocks.append({"type": "tool_use", "id": ids.of(index), "name": name, "input": {}})
                 calls.append((blocks[-1], []))
             case ToolArguments(index, text):
                 calls[index][1].append(text)
-            case _:
-                pass
     for block, texts in calls:
-        block["input"] = from_json("".join(texts) or "{}", allow_partial=True)
+        block["input"] = _input_of("".join(texts) or "{}")
     return blocks or [{"type": "text", "text": ""}]
 
 
@@ -56,14 +66,15 @@ class BlockEvents:
             case ContentText(text):
                 begun = b"" if self._open == "text" else self._begin({"type": "text", "text": ""})
                 return begun + self._delta({"type": "text_delta", "text": text})
+            case ReasoningText(text):
+                begun = b"" if self._open == "thinking" else self._begin(_thinking(""))
+                return begun + self._delta({"type": "thinking_delta", "thinking": text})
             case ToolCallBegan(index, name):
                 return self._begin({"type": "tool_use", "id": self._ids.of(index), "name": name, "input": {}})
             case ToolArguments(_, text):
                 return self._delta({"type": "input_json_delta", "partial_json": text})
             case ToolCallEnded():
                 return self._end()
-            case _:
-                return b""
 
     def _begin(self, block: Json) -> bytes:
         ended = self._end()
@@ -78,3 +89,17 @@ class BlockEvents:
     def _end(self) -> bytes:
         was_open, self._open = self._open, ""
         return typed_events([{"type": "content_block_stop", "index": self._num_begun - 1}] if was_open else [])
+
+
+def _input_of(arguments: str) -> Json:
+    """Arguments that no grammar held may be no JSON: then they are there as the model wrote them."""
+    try:
+        found = from_json(arguments, allow_partial=True)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
+
+
+def _thinking(text: str) -> Json:
+    """Nobody signs it here: whoever sends it back is believed."""
+    return {"type": "thinking", "thinking": text, "signature": ""}

@@ -67,7 +67,7 @@ class _Answer:
         self._renderer = MessageRenderer(opened.request_id, checked.model.name, checked.client_request.correlation_id)
         self._texts = self._renderer.texts()
         self._ids = replace(call_ids_of(opened)[0], prefix="toolu_")
-        self._blocks = None if checked.client_request.tools is None else BlockEvents(self._ids)
+        self._blocks = BlockEvents(self._ids) if opened.states[0].output.has_parts else None
         """None: the answer is one block of text."""
         self._finish_reason: FinishReason | None = None
 

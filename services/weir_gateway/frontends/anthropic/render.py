@@ -1,6 +1,6 @@
 """Answers as Anthropic's Messages API has them: the object, and the events of a stream.
 
-message_start, content_block_start, ping          with tools blocks begin when they come (`blocks`)
+message_start, content_block_start, ping          of several parts blocks begin when they come (`blocks`)
 content_block_delta, as often as there is text
 content_block_stop, message_delta, message_stop
 … or, wherever it fails: error

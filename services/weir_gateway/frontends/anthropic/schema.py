@@ -12,11 +12,18 @@ from weir_gateway.frontends.anthropic.tool_fields import SCHEMA, message_tools_o
 from weir_gateway.frontends.anthropic.turns import TEXT_BLOCKS, MessageReader
 from weir_gateway.frontends.openai.messages import MAX_ENTRIES, is_too_long
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
+from weir_gateway.frontends.thinking import AS_TRAINED, NO_THINKING, Thinking
 from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 from weir_gateway.tokenization import TokenizeRequest
 
-MESSAGES_NAMES: FieldNames = {**HTTP_NAMES, "messages": "messages", "stop": "stop_sequences", "tool_schema": SCHEMA}
+MESSAGES_NAMES: FieldNames = {
+    **HTTP_NAMES,
+    "messages": "messages",
+    "stop": "stop_sequences",
+    "tool_schema": SCHEMA,
+    "max_reasoning_tokens": "thinking.budget_tokens",
+}
 
 
 class CountTokensBody(AdapterBody):
@@ -36,6 +43,7 @@ class MessagesBody(CountTokensBody):
     stop_sequences: list[str] | None = None
 
 
+_ENABLED: Mapping[str, object] = {"enable_thinking": True}
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "container": (),
     "context_management": ({}, {"edits": []}),
@@ -46,7 +54,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 _REASONS: Mapping[str, str] = {
     "max_completion_tokens": "is max_tokens here",
-    "reasoning_effort": "is not served: no model here is told how long to think",
+    "reasoning_effort": "is thinking here",
+    "thinking_token_budget": "is thinking.budget_tokens here",
     "stop": "is stop_sequences here",
     "output_config": "is not served yet: nothing here holds an answer to a form, or to an effort",
     "output_format": "is not served yet: nothing here holds an answer to a form",
@@ -117,7 +126,7 @@ def _read(
     violations: list[FieldViolation] = []
     ignored = check_undeclared(body.model_extra, known, unknown_fields, violations)
     tools = message_tools_of(body.tools, body.tool_choice, violations)
-    _check_thinking(body.thinking, violations)
+    thinking = _thinking_of(body.thinking, violations)
     is_too_long(body.messages, "messages", violations)
     reader = MessageReader(violations)
     if body.system is not None:
@@ -133,11 +142,23 @@ def _read(
     conversation = Conversation(
         tuple(reader.turns), add_generation_prompt=not goes_on, continue_final_message=goes_on, tools=tools
     )
-    return conversation, ignored
+    return thinking.within(conversation), ignored
 
 
-def _check_thinking(thinking: dict[str, Any] | None, violations: list[FieldViolation]) -> None:
-    kind = (thinking or {}).get("type", "disabled")
-    if kind != "disabled":
-        problem = f"is {shown(kind)}: no model here is told to think; leave it out, or say disabled"
+def _thinking_of(thinking: dict[str, Any] | None, violations: list[FieldViolation]) -> Thinking:
+    """Not said: as the model was trained."""
+    if thinking is None:
+        return AS_TRAINED
+    kind, budget = thinking.get("type"), thinking.get("budget_tokens")
+    if kind == "disabled":
+        return NO_THINKING
+    if kind == "adaptive":
+        return Thinking(None, _ENABLED)
+    if kind != "enabled":
+        problem = f"is {shown(kind)}; must be one of enabled, disabled, adaptive"
         violations.append(FieldViolation("thinking.type", problem))
+    elif type(budget) is not int or budget < 1:  # JSON's true is no number
+        violations.append(FieldViolation("thinking.budget_tokens", "must be a whole number of tokens, at least 1"))
+    else:
+        return Thinking(budget, _ENABLED)
+    return AS_TRAINED

@@ -10,8 +10,9 @@ from weir_gateway.frontends.openai.messages import Turn, call_turn
 TEXT_BLOCKS = frozenset({"text"})
 
 _ROLES = ("user", "assistant")
-_DROPPED_BLOCKS = frozenset({"thinking", "redacted_thinking"})
-"""Of earlier answers, which a model is not shown again."""
+_THINKING = "thinking"
+_DROPPED_BLOCKS = frozenset({_THINKING, "redacted_thinking"})
+"""Of earlier answers: they are no text of it, and templates decide what becomes of thoughts that can be read."""
 _CALLS_OF_ROLE = {"assistant": "tool_use", "user": "tool_result"}
 
 
@@ -38,6 +39,8 @@ class MessageReader:
             if isinstance(block, dict) and of_tools and block.get("type") == of_tools
         ]
         turn: Turn = {"role": str(role), "content": text}
+        if role == "assistant" and (thoughts := self._thoughts_of(content, field)):
+            turn["reasoning_content"] = thoughts
         if role == "assistant" and found:
             turn["tool_calls"] = [self._call_of(block, place) for block, place in found]
         elif found:
@@ -45,6 +48,17 @@ class MessageReader:
             if not text:
                 return
         self.turns.append(turn)
+
+    def _thoughts_of(self, content: object, field: str) -> str:
+        texts = []
+        for index, block in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(block, dict) and block.get("type") == _THINKING:
+                text = block.get("thinking")
+                if isinstance(text, str):
+                    texts.append(text)
+                else:
+                    self._violations.append(FieldViolation(f"{field}.content[{index}].thinking", "must be a text"))
+        return "".join(texts)
 
     def _call_of(self, block: Mapping[str, Any], field: str) -> Turn:
         call_id, name, given = self._text(block, "id", field), self._text(block, "name", field), block.get("input")

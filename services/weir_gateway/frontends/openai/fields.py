@@ -21,7 +21,6 @@ COMMON_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": ("none",),
     "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -36,7 +35,6 @@ COMMON_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_reasoning": (True, False),
     "json_schema": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
@@ -49,10 +47,9 @@ COMMON_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
     "return_tokens_as_token_ids": (False,),
-    "separate_reasoning": (True, False),
+    "separate_reasoning": (True,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
@@ -84,13 +81,20 @@ CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "echo": (False,),
 }
-COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {**COMMON_NEUTRAL, "add_special_tokens": (True,)}
+CHATS_REASONING: Mapping[str, tuple[Any, ...]] = {
+    "include_reasoning": (True, False),
+    "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
+}
+"""Fields of chats, elsewhere."""
+COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {**COMMON_NEUTRAL, **CHATS_REASONING, "add_special_tokens": (True,)}
 
 REASONS: Mapping[str, str] = {
     "audio": _NO_MEDIA,
     "modalities": _NO_MEDIA,
     "best_of": "is not served: answers are not computed only to be thrown away. Give n",
     "chat_template": "is a program, and clients' programs are not run here",
+    "separate_reasoning": "is not served: reasoning is told apart wherever a model's form of it is known",
     "suffix": "is not served: models here go on with a text, they are not trained to fill one in",
     "truncate_prompt_tokens": "is not served: a prompt is answered as it was sent, or refused",
     "function_call": _OLD_TOOLS,

@@ -18,7 +18,9 @@ Turn = dict[str, Any]
 
 
 class Message(BaseModel):
-    """One turn. `content` is a text, or a list of text parts; of an assistant that only called tools null."""
+    """One turn. `content` is a text, or a list of text parts; of an assistant that only called tools null. What an
+    assistant thought before it is `reasoning_content`, or `reasoning`: its model's template decides what becomes of it.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -26,6 +28,8 @@ class Message(BaseModel):
     content: Any = None
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     function_call: Any = None
 
 
@@ -63,6 +67,9 @@ def _turn_of(message: Message, field: str, names: dict[str, str], violations: li
     }
     if calls:
         turn["tool_calls"] = calls
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and message.role == "assistant":
+        turn["reasoning_content"] = reasoning
     if message.role == "tool":
         turn |= _result_of(message, field, names, violations)
     return turn

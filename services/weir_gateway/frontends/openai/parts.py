@@ -1,9 +1,9 @@
-"""The parts of a chat's answer in OpenAI's form: text, and calls of tools."""
+"""The parts of a chat's answer in OpenAI's form: text, and calls of tools; and reasoning, as DeepSeek has it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weir_gateway.answers.events import AnswerEvent, ContentText, ToolArguments, ToolCallBegan
+from weir_gateway.answers.events import AnswerEvent, ContentText, ReasoningText, ToolArguments, ToolCallBegan
 
 Json = dict[str, Any]
 NameCall = Callable[[int], str]
@@ -11,19 +11,29 @@ NameCall = Callable[[int], str]
 
 
 def message_parts(events: Sequence[AnswerEvent], id_of: NameCall) -> Json:
-    """Of the whole message: `content`, null without text, and `tool_calls`, if there are any."""
-    text = _text_of(events)
+    """Of the whole message: `content`, null without text; `reasoning_content` and `tool_calls`, if there are any."""
     calls = [{name: value for name, value in call.items() if name != "index"} for call in _calls_of(events, id_of)]
-    return {"content": text or None, **({"tool_calls": calls} if calls else {})}
+    return {"content": text_of(events) or None, **_reasoning_of(events), **({"tool_calls": calls} if calls else {})}
 
 
 def delta_parts(events: Sequence[AnswerEvent], id_of: NameCall) -> Json:
     """Of a part of the message. The first delta of a call names it, those that follow have more of its arguments."""
-    text, calls = _text_of(events), _calls_of(events, id_of)
-    return {**({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
+    text, calls = text_of(events), _calls_of(events, id_of)
+    content = {"content": text} if text else {}
+    return {**_reasoning_of(events), **content, **({"tool_calls": calls} if calls else {})}
 
 
-def _text_of(events: Sequence[AnswerEvent]) -> str:
+def without_reasoning(events: Sequence[AnswerEvent]) -> list[AnswerEvent]:
+    return [event for event in events if not isinstance(event, ReasoningText)]
+
+
+def _reasoning_of(events: Sequence[AnswerEvent]) -> Json:
+    text = "".join(event.text for event in events if isinstance(event, ReasoningText))
+    return {"reasoning_content": text} if text else {}
+
+
+def text_of(events: Sequence[AnswerEvent]) -> str:
+    """What is meant for the reader."""
     return "".join(event.text for event in events if isinstance(event, ContentText))
 
 

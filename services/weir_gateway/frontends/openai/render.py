@@ -21,9 +21,10 @@ from weir.core.errors import (
 )
 from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
+from weir_gateway.answers.events import AnswerEvent
 from weir_gateway.answers.formats import MISTRAL_LIST
 from weir_gateway.driving.open_request import OpenRequest
-from weir_gateway.frontends.openai.parts import delta_parts, message_parts
+from weir_gateway.frontends.openai.parts import delta_parts, message_parts, without_reasoning
 from weir_gateway.requests.client_request import Operation, Text
 from weir_gateway.requests.output import OutputDelta
 from weir_gateway.tools.call_ids import CallIds
@@ -57,7 +58,7 @@ class Rendering:
 
     `includes_usage`: token counts at a stream's end, with `has_continuous_usage` so far in each chunk too. `echoes`: a
     completion begins with its prompt, and its log-probabilities with the prompt's. `drops_output`: nothing else is
-    wanted. `shows_prompt_logprobs`: in vLLM's form.
+    wanted. `shows_prompt_logprobs`: in vLLM's form. `shows_reasoning`: else it is computed, and left out.
     """
 
     includes_usage: bool = False
@@ -66,6 +67,7 @@ class Rendering:
     shows_prompt_logprobs: bool = True
     echoes: bool = False
     drops_output: bool = False
+    shows_reasoning: bool = True
 
     @property
     def has_plain_chunks(self) -> bool:
@@ -89,7 +91,7 @@ class AnswerRenderer:
         self._is_chat = opened.checked.client_request.operation is Operation.CHAT
         self._logprobs = LogprobsRenderer(opened.checked.model.tokenizer.token_bytes)
         self._created_unix_s = int(time.time())
-        self._has_parts = opened.checked.client_request.tools is not None
+        self._has_parts = opened.states[0].output.has_parts
         self._ids = call_ids_of(opened)
         self._echoes: dict[int, str] = {}
         """By prompt."""
@@ -134,7 +136,7 @@ class AnswerRenderer:
         """Part of a choice, the last one with a finish reason. `text_offset`: characters of the choice before it."""
         text = "" if self.rendering.drops_output else delta.text
         if delta.events is not None:
-            content: Json = {"delta": delta_parts(delta.events, self._ids[delta.choice].of)}
+            content: Json = {"delta": delta_parts(self._shown(delta.events), self._ids[delta.choice].of)}
         else:
             content = {"delta": {"content": text} if text else {}} if self._is_chat else {"text": text}
         return self._chunk(self._choice(delta, content, text_offset))
@@ -149,7 +151,7 @@ class AnswerRenderer:
         if self._is_chat:
             parts: Json = {"content": output.text}
             if output.events is not None:
-                parts = message_parts(output.events, self._ids[output.choice].of)
+                parts = message_parts(self._shown(output.events), self._ids[output.choice].of)
             content: Json = {"message": {"role": "assistant", **parts, "refusal": None}}
         else:
             text = "" if self.rendering.drops_output else output.text
@@ -178,6 +180,9 @@ class AnswerRenderer:
             reason = FinishReason.LENGTH if self.rendering.drops_output else delta.finish_reason
             choice["finish_reason"] = "tool_calls" if self._ends_with_calls(delta.choice) else reason.value
         return choice
+
+    def _shown(self, events: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
+        return events if self.rendering.shows_reasoning else without_reasoning(events)
 
     def _ends_with_calls(self, choice: int) -> bool:
         """Of a function that the client named OpenAI has it that the answer just ends."""
@@ -229,7 +234,13 @@ class AnswerRenderer:
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": self._opened.num_cached_tokens},
+            **self._output_details(),
         }
+
+    def _output_details(self) -> Json:
+        if self._opened.checked.model.answer_format.reasoning is None:
+            return {}
+        return {"completion_tokens_details": {"reasoning_tokens": self._opened.num_reasoning_tokens}}
 
     def _head(self, *, is_chunk: bool) -> Json:
         if self._is_chat:

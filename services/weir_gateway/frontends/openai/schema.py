@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
@@ -16,6 +16,7 @@ from weir_gateway.frontends.openai.messages import Message, conversation_of, is_
 from weir_gateway.frontends.openai.render import Rendering
 from weir_gateway.frontends.openai.structured import grammar_of
 from weir_gateway.frontends.openai.tool_fields import CHAT_TOOLS
+from weir_gateway.frontends.thinking import thinking_of_effort
 from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import (
     ClientRequest,
@@ -40,6 +41,7 @@ HTTP_NAMES: FieldNames = {name: name for name in grpc_names()} | {
     "messages": "messages",
     "tools": "tools",
     "tool_schema": "function.parameters",
+    "max_reasoning_tokens": "thinking_token_budget",
     "request_id": "X-Request-Id",
     "include_stop": "include_stop_str_in_output",
     "priority": "priority",
@@ -124,6 +126,9 @@ class ChatBody(CommonBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: int | None = Field(default=None, ge=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,8 @@ def chat_request(body: ChatBody, correlation_id: str, unknown_fields: UnknownFie
     if body.max_completion_tokens is not None:
         names["max_tokens"], given["max_tokens"] = "max_completion_tokens", body.max_completion_tokens
     asked = _client_request(body, Operation.CHAT, [prompt], given, names, correlation_id, violations)
-    return AskedAnswer(asked, _rendering_of(body), ignored)
+    rendering = replace(_rendering_of(body), shows_reasoning=body.include_reasoning is not False)
+    return AskedAnswer(asked, rendering, ignored)
 
 
 def _rendering_of(body: CommonBody, *, echoes: bool = False, drops_output: bool = False) -> Rendering:
@@ -296,13 +302,18 @@ def _conversation_of_chat(body: ChatBody, violations: list[FieldViolation]) -> C
     if body.continue_final_message and body.add_generation_prompt:
         problem = "comes with add_generation_prompt: the last message goes on, or a new one begins; give one of them"
         violations.append(FieldViolation("continue_final_message", problem))
-    return replace(
+    instead = "leave it out, or give thinking_token_budget"
+    thinking = thinking_of_effort(
+        body.reasoning_effort, body.thinking_token_budget, "reasoning_effort", instead, violations
+    )
+    conversation = replace(
         conversation_of(body.messages, violations),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         template_variables=variables,
         tools=CHAT_TOOLS.tool_use_of(body.tools, body.tool_choice, body.parallel_tool_calls, violations),
     )
+    return thinking.within(conversation)
 
 
 def _check_no_tools(body: CompletionBody, violations: list[FieldViolation]) -> None:

@@ -33,7 +33,9 @@ _USAGE = _object(
         "completion_tokens": _COUNT,
         "total_tokens": _COUNT,
         "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-    }
+        "completion_tokens_details": _object({"reasoning_tokens": _COUNT}),
+    },
+    optional=["completion_tokens_details"],
 )
 _FINISH_REASON: Schema = {"enum": ["stop", "length", "tool_calls", None]}
 _TOOL_CALL = _object(
@@ -54,10 +56,11 @@ _CHAT_CHOICE = _object(
             {
                 "role": _constant("assistant"),
                 "content": _TEXT_OR_NULL,
+                "reasoning_content": _TEXT,
                 "tool_calls": _list(_TOOL_CALL),
                 "refusal": {"type": "null"},
             },
-            optional=["tool_calls"],
+            optional=["reasoning_content", "tool_calls"],
         ),
         "logprobs": {"anyOf": [_object({"content": _list(_CHAT_LOGPROB)}), {"type": "null"}]},
         "finish_reason": _FINISH_REASON,
@@ -91,6 +94,8 @@ _MESSAGE_ITEM = _object({"id": _TEXT, "type": _constant("message"), "content": _
 _CALL_ITEM = _object(
     {"id": _TEXT, "type": _constant("function_call"), "call_id": _TEXT, "name": _TEXT, "arguments": _TEXT}
 )
+_REASONING_ITEM = _object({"id": _TEXT, "type": _constant("reasoning"), "content": _list({"type": "object"})})
+_THINKING_BLOCK = _object({"type": _constant("thinking"), "thinking": _TEXT, "signature": _TEXT})
 _TEXT_BLOCK = _object({"type": _constant("text"), "text": _TEXT})
 _CALL_BLOCK = _object({"type": _constant("tool_use"), "id": _TEXT, "name": _TEXT, "input": {"type": "object"}})
 
@@ -106,7 +111,7 @@ ANSWERS: Mapping[str, Schema] = {
             "created_at": _COUNT,
             "status": {"enum": ["completed", "incomplete"]},
             "model": _TEXT,
-            "output": _list({"anyOf": [_MESSAGE_ITEM, _CALL_ITEM]}),
+            "output": _list({"anyOf": [_MESSAGE_ITEM, _CALL_ITEM, _REASONING_ITEM]}),
             "parallel_tool_calls": {"type": "boolean"},
             "tool_choice": {},
             "tools": _list({"type": "object"}),
@@ -149,7 +154,7 @@ ANSWERS: Mapping[str, Schema] = {
             "type": _constant("message"),
             "role": _constant("assistant"),
             "model": _TEXT,
-            "content": _list({"anyOf": [_TEXT_BLOCK, _CALL_BLOCK]}),
+            "content": _list({"anyOf": [_TEXT_BLOCK, _CALL_BLOCK, _THINKING_BLOCK]}),
             "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
             "stop_sequence": _TEXT_OR_NULL,
             "usage": {"type": "object"},

@@ -12,7 +12,14 @@ from starlette.responses import JSONResponse, Response
 from weir.core.errors import FieldViolation, InvalidRequest, NotFound, WeirError
 from weir.core.life import FinishReason
 from weir_gateway.access import Caller
-from weir_gateway.answers.events import AnswerEvent, ContentText, ToolArguments, ToolCallBegan, ToolCallEnded
+from weir_gateway.answers.events import (
+    AnswerEvent,
+    ContentText,
+    ReasoningText,
+    ToolArguments,
+    ToolCallBegan,
+    ToolCallEnded,
+)
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.http_app import CallerRoute
@@ -128,7 +135,8 @@ class _Answer:
         )
         self._events = ResponseEvents(self._head)
         self._logprobs = LogprobsRenderer(checked.model.tokenizer.token_bytes)
-        self._items = AnswerItems(call_ids_of(opened)[0], has_message=asked.tools is None)
+        self._has_parts = opened.states[0].output.has_parts
+        self._items = AnswerItems(call_ids_of(opened)[0], has_message=not self._has_parts)
         self._entries: list[Json] = []
         """Of log-probabilities, one a token."""
         self._num_entries = 0
@@ -142,16 +150,27 @@ class _Answer:
         return await self._rendered(partial(self._json, end)) if content is None else content
 
     def opening(self) -> bytes:
-        return self._events.opening(is_kept=self._store is not None)
+        return self._events.opening(is_kept=self._store is not None, has_message=not self._has_parts)
 
     def delta(self, delta: OutputDelta) -> bytes:
         entries = self._note(delta)
         if delta.events is not None:
-            return b"".join(self._event(event, entries) for event in delta.events)
+            return b"".join(self._reasoning(event) + self._event(event, entries) for event in delta.events)
         self._items.add_text(delta.text)
         return self._events.delta(delta.text, entries) if delta.text or entries else b""
 
+    def _reasoning(self, event: AnswerEvent | None) -> bytes:
+        """What an event means for the item of reasoning. None: the answer's end."""
+        was_open = self._items.open_reasoning
+        if not isinstance(event, ReasoningText):
+            return b"" if was_open is None else self._events.reasoning_ended(was_open)
+        item = self._items.add_reasoning(event.text)
+        began = self._events.reasoning_began(item) if was_open is None else b""
+        return began + self._events.reasoning_delta(item, event.text)
+
     def _event(self, event: AnswerEvent, entries: Sequence[Json]) -> bytes:
+        if isinstance(event, ReasoningText):
+            return b""
         had_message = self._items.message_index is not None
         call = self._items.take(event)
         match event:
@@ -169,9 +188,10 @@ class _Answer:
 
     async def closing(self) -> bytes:
         self._num_entries = len(self._entries)
+        ended = self._reasoning(None)
         began = b"" if self._items.num_items else self._events.message_began(0)
         end, _ = await self._end()
-        return began + await self._rendered(partial(self._events.closing, end))
+        return ended + began + await self._rendered(partial(self._events.closing, end))
 
     def failure(self, error: WeirError) -> bytes:
         return self._events.failure(error)
@@ -194,7 +214,9 @@ class _Answer:
     async def _end(self) -> tuple[ResponseState, bytes | None]:
         """With the JSON of it, where it is kept."""
         opened = self._opened
-        counts = TokenCounts(opened.num_prompt_tokens, opened.num_cached_tokens, opened.num_output_tokens)
+        counts = TokenCounts(
+            opened.num_prompt_tokens, opened.num_cached_tokens, opened.num_output_tokens, opened.num_reasoning_tokens
+        )
         self._items.need_item()
         return await self._kept(ResponseState.ended(self._finish_reason, self._items, self._entries, counts))
 
@@ -203,7 +225,7 @@ class _Answer:
         if self._store is None:
             return state, None
         as_kept = kept(state)
-        turns = (*self._turns, turn_of(state.text, state.calls))
+        turns = (*self._turns, turn_of(state.text, state.calls, state.reasonings))
         content = await self._rendered(partial(self._json, as_kept))
         is_kept = await self._store.try_keep(self._tenant, self._head.response_id, content, turns)
         return (as_kept, content) if is_kept else (state, None)

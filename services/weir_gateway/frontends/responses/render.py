@@ -1,6 +1,8 @@
 """Answers as OpenAI's Responses API has them: the object, and the events of a stream.
 
     created, in_progress
+    of reasoning    output_item.added, content_part.added, reasoning_text.delta …, reasoning_text.done,
+                    content_part.done, output_item.done
     of a message    output_item.added, content_part.added, output_text.delta as often as there is text
     of each call    output_item.added, function_call_arguments.delta …, function_call_arguments.done, output_item.done
     of the message  output_text.done, content_part.done, output_item.done
@@ -17,7 +19,7 @@ from enum import Enum
 from weir.core.errors import InvalidRequest, Overloaded, WeirError
 from weir.core.life import FinishReason
 from weir_gateway.frontends.openai.render import Json, error_body
-from weir_gateway.frontends.responses.items import AnswerItems, FunctionCall
+from weir_gateway.frontends.responses.items import AnswerItems, FunctionCall, Reasoning
 from weir_gateway.frontends.responses.schema import AskedResponse
 from weir_gateway.frontends.typed_events import TextEvents, typed_event, typed_events
 from weir_gateway.tools.definitions import Tool
@@ -40,6 +42,8 @@ class TokenCounts:
     num_prompt: int
     num_cached: int
     num_output: int
+    num_reasoning: int = 0
+    """Of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class ResponseState:
     message_index: int | None = 0
     """The place of the message in the output. None: there is none."""
     calls: tuple[FunctionCall, ...] = ()
+    reasonings: tuple[Reasoning, ...] = ()
     logprobs: tuple[Json, ...] = ()
     counts: TokenCounts | None = None
     error: WeirError | None = None
@@ -62,7 +67,8 @@ class ResponseState:
     ) -> "ResponseState":
         is_whole = reason is FinishReason.STOP
         status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
-        return cls(status, items.text, items.message_index, tuple(items.calls), tuple(logprobs), counts)
+        calls, reasonings = tuple(items.calls), tuple(items.reasonings)
+        return cls(status, items.text, items.message_index, calls, reasonings, tuple(logprobs), counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,7 @@ class ResponseHead:
             "output": self._output(state) if has_items else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
             "service_tier": "default",
             "store": state.is_kept,
             "temperature": self.temperature,
@@ -119,6 +125,7 @@ class ResponseHead:
 
     def _output(self, state: ResponseState) -> list[Json]:
         items = {call.output_index: call.ended_json() for call in state.calls}
+        items |= {reasoning.output_index: reasoning.json("completed") for reasoning in state.reasonings}
         if state.message_index is not None:
             items[state.message_index] = self.item(state)
         return [items[index] for index in sorted(items)]
@@ -145,14 +152,14 @@ class ResponseEvents:
         """Of the message."""
         self._texts: TextEvents | None = None
 
-    def opening(self, *, is_kept: bool) -> bytes:
-        """`is_kept`: whether the answer is to be. With tools nobody knows yet whether there will be a message."""
+    def opening(self, *, is_kept: bool, has_message: bool = True) -> bytes:
+        """`is_kept`: whether the answer is to be. `has_message`: it is a message, which begins with it."""
         begun = self._head.response(ResponseState(is_kept=is_kept))
         first = [
             self._event("response.created", response=begun),
             self._event("response.in_progress", response=begun),
         ]
-        return typed_events(first) + (b"" if self._head.asked.tools is not None else self.message_began(0))
+        return typed_events(first) + (self.message_began(0) if has_message else b"")
 
     def message_began(self, output_index: int) -> bytes:
         empty = ResponseState()
@@ -175,6 +182,32 @@ class ResponseEvents:
             return self._texts.event(text, self._num_events - 1)
         event = self._event("response.output_text.delta", **self._place, delta=text, logprobs=list(logprobs))
         return typed_event(event)
+
+    def reasoning_began(self, reasoning: Reasoning) -> bytes:
+        empty = replace(reasoning, text="")
+        place = {"item_id": reasoning.item_id, "output_index": reasoning.output_index, "content_index": 0}
+        item = empty.json("in_progress")
+        return typed_events(
+            [
+                self._event("response.output_item.added", output_index=reasoning.output_index, item=item),
+                self._event("response.content_part.added", **place, part=empty.part),
+            ]
+        )
+
+    def reasoning_delta(self, reasoning: Reasoning, text: str) -> bytes:
+        place = {"item_id": reasoning.item_id, "output_index": reasoning.output_index, "content_index": 0}
+        return typed_event(self._event("response.reasoning_text.delta", **place, delta=text))
+
+    def reasoning_ended(self, reasoning: Reasoning) -> bytes:
+        place = {"item_id": reasoning.item_id, "output_index": reasoning.output_index, "content_index": 0}
+        item = reasoning.json("completed")
+        return typed_events(
+            [
+                self._event("response.reasoning_text.done", **place, text=reasoning.text),
+                self._event("response.content_part.done", **place, part=reasoning.part),
+                self._event("response.output_item.done", output_index=reasoning.output_index, item=item),
+            ]
+        )
 
     def call_began(self, call: FunctionCall) -> bytes:
         item = call.json("in_progress")
@@ -258,6 +291,6 @@ def _usage_json(counts: TokenCounts) -> Json:
         "input_tokens": counts.num_prompt,
         "input_tokens_details": {"cached_tokens": counts.num_cached, "cache_write_tokens": 0},
         "output_tokens": counts.num_output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": counts.num_reasoning},
         "total_tokens": counts.num_prompt + counts.num_output,
     }

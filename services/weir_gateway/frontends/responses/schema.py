@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown
 from weir_gateway.frontends.openai.messages import Turn, is_too_long
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.openai.tool_fields import RESPONSE_TOOLS
 from weir_gateway.frontends.responses.turns import ItemReader
+from weir_gateway.frontends.thinking import AS_TRAINED, Thinking, thinking_of_effort
 from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 from weir_gateway.tools.definitions import ToolUse
@@ -29,7 +32,7 @@ LOGPROBS_INCLUDE = "message.output_text.logprobs"
 _MAX_METADATA_PAIRS = 16
 _MAX_METADATA_KEY_CHARS = 64
 _MAX_METADATA_VALUE_CHARS = 512
-# Reasoning is never shown to a model again, and there is none in answers from here.
+# Nothing is encrypted here: reasoning is there to be read.
 _NEUTRAL_INCLUDES = frozenset({"reasoning.encrypted_content"})
 
 
@@ -47,6 +50,7 @@ class ResponsesBody(AdapterBody):
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
+    thinking_token_budget: int | None = Field(default=None, ge=0)
     tools: list[Any] | None = None
     tool_choice: Any = None
 
@@ -98,6 +102,7 @@ class AskedResponse:
     turns: tuple[Turn, ...]
     has_logprobs: bool
     tools: ToolUse | None
+    thinking: Thinking = AS_TRAINED
     ignored_fields: tuple[str, ...] = ()
     """Of the body, which nobody here knows."""
 
@@ -114,7 +119,7 @@ class AskedResponse:
         turns = (*first, *previous_turns, *self.turns)
         return ClientRequest(
             operation=Operation.CHAT,
-            prompt=Conversation(turns, tools=self.tools),
+            prompt=self.thinking.within(Conversation(turns, tools=self.tools)),
             names=RESPONSES_NAMES,
             options=body.options(
                 max_tokens=body.max_output_tokens, logprobs=(body.top_logprobs or 0) if self.has_logprobs else None
@@ -132,11 +137,12 @@ def asked_response(body: ResponsesBody, unknown_fields: UnknownFields = "ignore"
     turns = _turns_of(body, violations)
     _check_form(body, violations)
     _check_metadata(body.metadata or {}, violations)
+    thinking = _thinking_of(body, violations)
     tools = RESPONSE_TOOLS.tool_use_of(body.tools, body.tool_choice, body.parallel_tool_calls, violations)
     has_logprobs = _includes_logprobs(body, violations)
     if violations:
         raise InvalidRequest(violations)
-    return AskedResponse(body, turns, has_logprobs, tools, ignored)
+    return AskedResponse(body, turns, has_logprobs, tools, thinking, ignored)
 
 
 def _turns_of(body: ResponsesBody, violations: list[FieldViolation]) -> tuple[Turn, ...]:
@@ -159,17 +165,20 @@ def _turns_of(body: ResponsesBody, violations: list[FieldViolation]) -> tuple[Tu
 
 
 def _check_form(body: ResponsesBody, violations: list[FieldViolation]) -> None:
-    """Of the answer: text, and nothing before it."""
-    text, reasoning = body.text or {}, body.reasoning or {}
+    """Of the answer: text."""
+    text = body.text or {}
     form = text.get("format")
     if form is not None and form != {"type": "text"}:
         problem = 'is not served yet: nothing here holds an answer to a form. Leave it out, or give {"type": "text"}'
         violations.append(FieldViolation("text.format", problem))
     if text.get("verbosity") not in (None, "medium"):
         violations.append(FieldViolation("text.verbosity", "is not served; leave it out, or say medium"))
-    if reasoning.get("effort") not in (None, "none"):
-        problem = f"is {shown(reasoning['effort'])}: no model here is told how long to reason; leave it out"
-        violations.append(FieldViolation("reasoning.effort", problem))
+
+
+def _thinking_of(body: ResponsesBody, violations: list[FieldViolation]) -> Thinking:
+    effort = (body.reasoning or {}).get("effort")
+    instead = "leave it out, or give thinking_token_budget"
+    return thinking_of_effort(effort, body.thinking_token_budget, "reasoning.effort", instead, violations)
 
 
 def _check_metadata(metadata: Mapping[str, str], violations: list[FieldViolation]) -> None:

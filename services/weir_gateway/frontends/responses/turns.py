@@ -23,6 +23,8 @@ class ItemReader:
         self._violations = violations
         self._names: dict[str, str] = {}
         """Of functions, by the ids of their calls."""
+        self._thoughts = ""
+        """Of the assistant's turn that comes next: templates decide what becomes of them."""
 
     def read(self, item: object, field: str) -> None:
         if not isinstance(item, dict):
@@ -35,8 +37,8 @@ class ItemReader:
                 self._read_call(item, field)
             case "function_call_output":
                 self._read_output(item, field)
-            case "reasoning":  # which a model is not shown again
-                pass
+            case "reasoning":
+                self._thoughts += _thoughts_of(item)
             case kind:
                 self._violations.append(FieldViolation(field, _item_problem(kind)))
 
@@ -47,14 +49,20 @@ class ItemReader:
             self._violations.append(FieldViolation(f"{field}.role", problem))
             return
         text = text_of(item.get("content"), f"{field}.content", _TEXT_PARTS, frozenset(), self._violations)
-        self.turns.append({"role": "system" if role == "developer" else role, "content": text})
+        self._add({"role": "system" if role == "developer" else role, "content": text})
+
+    def _add(self, turn: Turn) -> None:
+        thoughts, self._thoughts = self._thoughts, ""
+        if thoughts and turn["role"] == "assistant":
+            turn["reasoning_content"] = thoughts
+        self.turns.append(turn)
 
     def _read_call(self, item: dict[str, Any], field: str) -> None:
         call_id, name = self._text(item, "call_id", field), self._text(item, "name", field)
         self._names[call_id] = name
         arguments = arguments_of(item.get("arguments"), f"{field}.arguments", self._violations)
         if not self.turns or self.turns[-1]["role"] != "assistant":
-            self.turns.append({"role": "assistant", "content": ""})
+            self._add({"role": "assistant", "content": ""})
         self.turns[-1].setdefault("tool_calls", []).append(call_turn(call_id, name, arguments))
 
     def _read_output(self, item: dict[str, Any], field: str) -> None:
@@ -69,6 +77,14 @@ class ItemReader:
             return value
         self._violations.append(FieldViolation(f"{field}.{name}", "must be a text with at least one character"))
         return ""
+
+
+def _thoughts_of(item: dict[str, Any]) -> str:
+    """Those that can be read: of others nobody here has the key."""
+    content = item.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = (part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "reasoning_text")
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def turns_to_json(turns: Sequence[Turn]) -> list[Any]:

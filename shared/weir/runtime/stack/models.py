@@ -19,6 +19,11 @@ MAX_WORKERS = 64
 """Of a role, of one model."""
 MAX_MODELS = 16
 ToolFormatName = Literal["auto", "hermes", "llama3_json", "mistral_list", "mistral_named", "qwen3_coder", "phi4_mini"]
+ReasoningFormatName = Literal["auto", "think", "none"]
+REASONING_FORMAT_HELP = (
+    "How the model marks its reasoning. `think`: `<think>` and `</think>`; `none`: not at all, all that it writes is "
+    "content; `auto`: found in its chat template."
+)
 TOOL_FORMAT_HELP = "Form in which the model writes calls of tools. `auto`: found in its chat template."
 CHAT_TEMPLATE_HELP = (
     "Chat template in place of the model's own: a file of Jinja, or hermes (ChatML with tools). Empty: its own."
@@ -51,6 +56,7 @@ class StackModel:
     max_context_tokens: int = 0
     chat_template: str = ""
     tool_format: ToolFormatName = "auto"
+    reasoning_format: ReasoningFormatName = "auto"
 
     def __post_init__(self) -> None:
         for name in (*([self.name] if self.name else []), *self.aliases):
@@ -194,7 +200,7 @@ def models_from_document(document: Mapping[str, Any], default: StackModel, path:
 def _read_models(document: Mapping[str, Any], default: StackModel, path: str) -> Iterator[StackModel]:
     for name, table in _tables(document, MODELS_TABLE, path):
         base = replace(default, name="", model=name, aliases=(), load="files", model_shape="")
-        base = replace(base, chat_template="", tool_format="auto")
+        base = replace(base, chat_template="", tool_format="auto", reasoning_format="auto")
         yield _read(base, name, table, f"{path}: models.{name}", StackModel)
 
 

@@ -33,7 +33,9 @@ from weir.runtime.config import (
 from weir.runtime.stack.models import (
     CHAT_TEMPLATE_HELP,
     MAX_WORKERS,
+    REASONING_FORMAT_HELP,
     TOOL_FORMAT_HELP,
+    ReasoningFormatName,
     StackModel,
     StackModels,
     ToolFormatName,
@@ -83,6 +85,7 @@ class StackConfig:
     exact: bool = setting(False, EXACT_HELP)
     chat_template: str = setting("", CHAT_TEMPLATE_HELP)
     tool_format: ToolFormatName = setting("auto", TOOL_FORMAT_HELP)
+    reasoning_format: ReasoningFormatName = setting("auto", REASONING_FORMAT_HELP)
     host: str = setting(LOOPBACK, "Address that the gateway listens on.")
     http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
     grpc_port: int = setting(50051, "Port of the gRPC API.")

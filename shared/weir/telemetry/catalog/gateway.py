@@ -26,6 +26,7 @@ queue_reports_total: Reports of the scheduler's queues that were taken.
 queue_report_age_s: Age of the newest report of the scheduler's queues, at most an hour.
 prompt_tokens_total: Tokens of accepted prompts.
 output_tokens_total: Tokens of answers that ended.
+reasoning_tokens_total: Tokens of these that were reasoning, of models that mark it.
 tool_calls_total: Complete calls of tools in answers that ended.
 tenant_accepted_total > weir_tenant_requests_accepted_total: Accepted requests of a tenant.
 tenant_finished_total > weir_tenant_requests_finished_total: Finished requests of a tenant.
