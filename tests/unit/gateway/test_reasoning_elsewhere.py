@@ -64,6 +64,14 @@ def _plain(blocks: Any) -> list[Any]:
     return [block.model_dump(exclude={"citations", "parsed_output", "id", "caller"}) for block in blocks]
 
 
+async def test_arguments_that_are_no_json_are_given_as_they_are(world: World, claude: anthropic.AsyncAnthropic) -> None:
+    answers(world, '<tool_call>{"name": "now", "arguments": {"x": True}}</tool_call>')
+    message = await claude.messages.create(**{**MESSAGE, "tools": [NOW_OF_MESSAGES]})
+    [block] = message.content
+    assert block.type == "tool_use"
+    assert block.input == {"arguments": '{"x": True}'}
+
+
 async def test_thinking_is_asked_for_bounded_and_switched_off(world: World, claude: anthropic.AsyncAnthropic) -> None:
     answers(world, "hm</think>2")
     await claude.messages.create(**MESSAGE, thinking={"type": "enabled", "budget_tokens": 9})

@@ -168,3 +168,11 @@ def test_a_schema_cannot_loosen_how_it_is_read() -> None:
 
 def test_without_a_promise_there_is_no_grammar() -> None:
     assert tool_grammar(ToolUse.of_all([NOW, Tool("f", None, PLACE)]), HERMES, no_token_of) is None
+
+
+@pytest.mark.parametrize("tool_format", [HERMES, MISTRAL_LIST, LLAMA3_JSON], ids=lambda one: one.name)
+def test_free_text_cannot_spell_a_marker_that_is_a_token(engine: LlguidanceEngine, tool_format: ToolFormat) -> None:
+    grammar = tool_grammar(AUTO, tool_format, token_of)
+    text = f"see {tool_format.opens[0]} there"
+    assert is_in(engine, grammar, ids_of(text[:-8], has_tokens=False))
+    assert not is_in(engine, grammar, ids_of(text, has_tokens=False))

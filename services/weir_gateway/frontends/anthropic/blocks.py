@@ -40,7 +40,7 @@ def content_blocks(events: Sequence[AnswerEvent], ids: CallIds) -> list[Json]:
             case ToolArguments(index, text):
                 calls[index][1].append(text)
     for block, texts in calls:
-        block["input"] = from_json("".join(texts) or "{}", allow_partial=True)
+        block["input"] = _input_of("".join(texts) or "{}")
     return blocks or [{"type": "text", "text": ""}]
 
 
@@ -89,6 +89,15 @@ class BlockEvents:
     def _end(self) -> bytes:
         was_open, self._open = self._open, ""
         return typed_events([{"type": "content_block_stop", "index": self._num_begun - 1}] if was_open else [])
+
+
+def _input_of(arguments: str) -> Json:
+    """Arguments that no grammar held may be no JSON: then they are there as the model wrote them."""
+    try:
+        found = from_json(arguments, allow_partial=True)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def _thinking(text: str) -> Json:
