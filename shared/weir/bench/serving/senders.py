@@ -127,7 +127,7 @@ def _read_choice(choice: Mapping[str, Any], record: ServedRequest, now_s: float)
     if (delta := choice.get("delta")) is None:
         record.text += choice.get("text") or ""
     else:
-        text = delta.get("content") or delta.get("reasoning_content") or ""
+        text = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
         record.text += text
         if not text:
             return

@@ -59,7 +59,7 @@ export class Playground {
   /** Returns the whole text. */
   async stream(line, signal) {
     const began = performance.now();
-    let first = null, content = "", usage = null, id = "";
+    let first = null, content = "", thoughts = "", usage = null, id = "";
     const body = {
       model: byId("model").value, messages: this.messages, stream: true, stream_options: { include_usage: true },
       max_tokens: byId("max-tokens").valueAsNumber || 128, temperature: byId("temperature").valueAsNumber || 0,
@@ -67,11 +67,12 @@ export class Playground {
     for await (const chunk of answer(body, signal)) {
       id = chunk.id ?? id;
       usage = chunk.usage ?? usage;
-      const text = chunk.choices[0]?.delta?.content;
-      if (!text) continue;
+      const delta = chunk.choices[0]?.delta ?? {};
+      if (!delta.content && !delta.reasoning_content) continue;
       first ??= performance.now() - began;
-      content += text;
-      line.text.textContent = content;
+      thoughts += delta.reasoning_content ?? "";
+      content += delta.content ?? "";
+      line.text.textContent = content || `thinking: ${thoughts}`;
     }
     const whole = performance.now() - began;
     const perSecond = usage && first !== null ? (usage.completion_tokens - 1) / Math.max(1e-3, (whole - first) / 1000) : null;
