@@ -47,6 +47,22 @@ BASE: dict[str, Any] = {
 
 LLAMA, MISTRAL = transformers.LlamaConfig, transformers.MistralConfig
 QWEN2, QWEN3 = transformers.Qwen2Config, transformers.Qwen3Config
+GEMMA3 = transformers.Gemma3TextConfig
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 20_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+}
+# 1 layer of 3 attends to everything; window 60
+GEMMA3_CHANGES: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "sliding_window": 60,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 20,
+    "rope_parameters": GEMMA3_ROPE,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
 VARIANTS = (
     Variant("llama", LLAMA, {}),
     Variant("llama-tied", LLAMA, {"tie_word_embeddings": True}),
@@ -60,15 +76,15 @@ VARIANTS = (
     Variant("llama-llama3-scaling", LLAMA, {"rope_parameters": LLAMA3_SCALING}),
     Variant("mistral", MISTRAL, {"sliding_window": None}),
     Variant("mistral-head-dim-of-its-own", MISTRAL, {"sliding_window": None, "head_dim": 24}),
-    Variant("mistral-sliding-window", MISTRAL, {"sliding_window": 100}),
+    Variant("mistral-sliding-window", MISTRAL, {"sliding_window": 60}),
     Variant("qwen2", QWEN2, {}),
     Variant("qwen2-tied", QWEN2, {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     Variant("qwen2-linear-scaling", QWEN2, {"rope_parameters": LINEAR_SCALING}),
-    Variant("qwen2-sliding-window", QWEN2, {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}),
+    Variant("qwen2-sliding-window", QWEN2, {"use_sliding_window": True, "sliding_window": 60, "max_window_layers": 1}),
     Variant(
         "qwen2-sliding-window-past-the-last-layer",
         QWEN2,
-        {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": 60, "max_window_layers": 2},
     ),
     Variant("qwen3", QWEN3, {"head_dim": 32}),
     Variant("qwen3-tied", QWEN3, {"head_dim": 24, "tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -77,9 +93,24 @@ VARIANTS = (
     Variant(
         "qwen3-sliding-window",
         QWEN3,
-        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1},
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 60, "max_window_layers": 1},
+    ),
+    Variant("gemma3", GEMMA3, GEMMA3_CHANGES),
+    Variant(
+        "gemma3-scaled",
+        GEMMA3,
+        GEMMA3_CHANGES
+        | {
+            "hidden_size": 96,
+            "query_pre_attn_scalar": 32,
+            "rope_parameters": GEMMA3_ROPE
+            | {"full_attention": {"rope_type": "linear", "rope_theta": 20_000.0, "factor": 2.5}},
+        },
     ),
 )
+
+
+OFFSET_NORMS = (GEMMA3,)
 
 
 def save_variant(
@@ -92,7 +123,8 @@ def save_variant(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)
+                # Gemma's are about 0: it multiplies by 1 + w
+                parameter.uniform_(0.5, 1.5).sub_(1.0 if variant.config_class in OFFSET_NORMS else 0.0)
             if name.endswith(".bias"):
                 parameter.normal_(0.0, 0.5)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -23,17 +23,30 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+}
+GEMMAS = ("gemma3",)
 
 Array = npt.NDArray[np.float32]
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str = "llama") -> str:
+    names = NAMES | GEMMA_NAMES if architecture in GEMMAS else NAMES
     name, _, kind = name.rpartition(".")
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
     if match is not None:
-        return f"blk.{match.group(1)}.{NAMES[match.group(2)]}.{kind}"
+        return f"blk.{match.group(1)}.{names[match.group(2)]}.{kind}"
     return f"{TOP_NAMES[name]}.{kind}"
 
 
@@ -87,9 +100,12 @@ def metadata_of(config: Any, architecture: str) -> dict[str, object]:
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope_parameters["rope_theta"],
-        "rope.dimension_count": head_dim,
     }
+    numbers |= (
+        gemma3_numbers(config)
+        if architecture == "gemma3"
+        else {"rope.freq_base": config.rope_parameters["rope_theta"], "rope.dimension_count": head_dim}
+    )
     return {f"{architecture}.{name}": number for name, number in numbers.items()} | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
@@ -97,6 +113,20 @@ def metadata_of(config: Any, architecture: str) -> dict[str, object]:
         "tokenizer.ggml.merges": ["\u0100 \u0101"],
         "tokenizer.ggml.eos_token_id": 2,
     }
+
+
+def gemma3_numbers(config: Any) -> dict[str, object]:
+    """The files say nothing of the scale of scores, and nothing of dimensions that rotate."""
+    rope = config.rope_parameters
+    numbers = {
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": config.layer_types.index("full_attention") + 1,
+    }
+    if rope["full_attention"]["rope_type"] == "linear":
+        numbers |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["full_attention"]["factor"]}
+    return numbers
 
 
 def add_metadata(writer: gguf.GGUFWriter, key: str, value: object) -> None:
@@ -117,11 +147,14 @@ def add_tensor(
     writer: gguf.GGUFWriter, name: str, values: Array, kind: gguf.GGMLQuantizationType, config: Any
 ) -> Array:
     num_heads = num_permuted_heads(name, config)
+    architecture = ARCHITECTURES[config.model_type]
     stored = permuted(values, num_heads) if num_heads else values
+    if architecture in GEMMAS and name.endswith("norm.weight"):
+        stored = stored + np.float32(1.0)
     if values.ndim == 1:
         kind = gguf.GGMLQuantizationType.F32
     raw = gguf.quantize(stored, kind)
-    writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
+    writer.add_tensor(gguf_name(name, architecture), raw, raw_dtype=kind)
     read_back: Array = gguf.dequantize(raw, kind).reshape(values.shape).astype(np.float32)
     return unpermuted(read_back, num_heads) if num_heads else read_back
 

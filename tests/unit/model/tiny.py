@@ -92,7 +92,7 @@ class LogitsProbe:
         """Logits [vocabulary] of each chunk that samples, by slot."""
         plan = StepPlan(0, chunks)
         with torch.inference_mode():
-            batch = build_batch(plan, self._kv, self.config.vocab_size, self.config.max_context_tokens)
+            batch = build_batch(plan, self._kv, self.config)
             hidden = self._decoder.forward(batch, self._kv)
             logits = self._decoder.logits(hidden)
         return {sampled.slot: logits[sampled.row] for sampled in batch.sampled}
@@ -100,7 +100,7 @@ class LogitsProbe:
     def run_alone(self, only: ChunkPlan) -> torch.Tensor:
         """Logits of every position of one chunk: [tokens, vocabulary]."""
         with torch.inference_mode():
-            batch = build_batch(StepPlan(0, (only,)), self._kv, self.config.vocab_size, self.config.max_context_tokens)
+            batch = build_batch(StepPlan(0, (only,)), self._kv, self.config)
             return self._decoder.logits(self._decoder.forward(batch, self._kv))
 
 

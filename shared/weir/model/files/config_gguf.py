@@ -1,0 +1,193 @@
+"""The configuration of a GGUF file, from its metadata and the names of its tensors."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from weir.model.architecture import GivenScaling, LinearScaling, ModelConfig, RotaryScaling, SlidingWindow
+from weir.model.errors import ModelError
+from weir.model.files.embedding_scale import FloatType, embedding_scale
+from weir.model.files.gguf import GgufFile, GgufTensor
+
+_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+"""Values of `general.architecture`. Mistral's files say llama."""
+_ROPE_FREQS = "rope_freqs.weight"
+_F32, _F16, _BF16 = 0, 1, 30
+_FLOAT_TYPES: Mapping[int, FloatType] = {_F16: "float16", _BF16: "bfloat16"}
+_GEMMA3_THETA, _GEMMA3_LOCAL_THETA = 1e6, 1e4
+_GEMMA3_PERIOD = 6
+"""Where the file does not say: of so many layers the last attends to everything."""
+_GEMMA3_27B_LAYERS = 62
+"""By which llama.cpp, too, knows the one whose scores are not scaled by the size of a head."""
+
+
+def check_gguf_header(gguf: GgufFile) -> None:
+    """All that can be refused before the tensors are there. Raises ModelError, as `config_from_gguf` does."""
+    _read_gguf_fields(gguf)
+
+
+def _read_gguf_fields(gguf: GgufFile) -> "_GgufFields":
+    """Raises ModelError for an architecture or a variant of one that Weir does not serve."""
+    architecture = gguf.get("general.architecture", str)
+    if architecture not in _GGUF_ARCHITECTURES:
+        raise ModelError(
+            f"{gguf.path}: general.architecture {architecture!r}; Weir serves "
+            f"{', '.join(map(repr, _GGUF_ARCHITECTURES))}"
+        )
+    fields = _GgufFields(gguf, architecture)
+    _refuse_gguf_variants(fields, fields.head_dim)
+    return fields
+
+
+def config_from_gguf(gguf: GgufFile) -> ModelConfig:
+    """Raises ModelError: names the file, the field, and what Weir serves."""
+    fields = _read_gguf_fields(gguf)
+    hidden_size, num_heads, head_dim = fields.hidden_size, fields.num_heads, fields.head_dim
+    embedding = _embedding(gguf)
+    config = ModelConfig(
+        vocab_size=embedding.shape[0],
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("feed_forward_length"),
+        num_layers=fields.integer("block_count"),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        rms_norm_eps=gguf.get(fields.key("attention.layer_norm_rms_epsilon"), float),
+        rope_theta=fields.number("rope.freq_base", _GEMMA3_THETA if fields.is_gemma3 else 10_000.0),
+        max_context_tokens=_gguf_context_tokens(fields),
+        tie_word_embeddings="output.weight" not in gguf.tensors,
+        eos_token_ids=_gguf_eos_ids(gguf),
+        bos_token_id=gguf.find("tokenizer.ggml.bos_token_id", int),
+        query_key_value_bias="blk.0.attn_q.bias" in gguf.tensors,
+        attention_output_bias="blk.0.attn_output.bias" in gguf.tensors,
+        query_key_norm="blk.0.attn_q_norm.weight" in gguf.tensors,
+        rotary_scaling=_gguf_rotary_scaling(fields, head_dim),
+    )
+    return _with_gemma3(config, fields, embedding) if fields.is_gemma3 else config
+
+
+def _embedding(gguf: GgufFile) -> GgufTensor:
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelError(f"{gguf.path}: has no matrix token_embd.weight")
+    return embedding
+
+
+def _with_gemma3(config: ModelConfig, fields: "_GgufFields", embedding: GgufTensor) -> ModelConfig:
+    """What the files of this architecture do not say, as llama.cpp knows it."""
+    num_layers = config.num_layers
+    period = fields.integer("attention.sliding_window_pattern", _GEMMA3_PERIOD)
+    window = SlidingWindow(
+        fields.integer("attention.sliding_window"),
+        tuple(period > 0 and (layer + 1) % period != 0 for layer in range(num_layers)),
+        fields.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA),
+    )
+    is_27b = num_layers == _GEMMA3_27B_LAYERS
+    return replace(
+        config,
+        window=window,
+        query_pre_attn_scalar=config.hidden_size / config.num_heads if is_27b else None,
+        embedding_scale=embedding_scale(config.hidden_size, _FLOAT_TYPES.get(embedding.type_id)),
+        activation="gelu_tanh",
+        post_norms=True,
+        offset_norms=True,
+    )
+
+
+class _GgufFields:
+    """Metadata under the architecture's prefix."""
+
+    def __init__(self, gguf: GgufFile, architecture: str) -> None:
+        self.gguf = gguf
+        self._architecture = architecture
+
+    @property
+    def hidden_size(self) -> int:
+        return self.integer("embedding_length")
+
+    @property
+    def num_heads(self) -> int:
+        return self.integer("attention.head_count")
+
+    @property
+    def head_dim(self) -> int:
+        return self.integer("attention.key_length", self.hidden_size // max(self.num_heads, 1))
+
+    @property
+    def is_gemma3(self) -> bool:
+        return self._architecture == "gemma3"
+
+    def key(self, name: str) -> str:
+        return f"{self._architecture}.{name}"
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        if default is None:
+            return self.gguf.get(self.key(name), int)
+        found = self.gguf.find(self.key(name), int)
+        return default if found is None else found
+
+    def number(self, name: str, default: float) -> float:
+        found = self.gguf.find(self.key(name), float)
+        return default if found is None else found
+
+
+def _refuse_gguf_variants(fields: _GgufFields, head_dim: int) -> None:
+    path = fields.gguf.path
+    for name in ("rope.dimension_count", "attention.value_length"):
+        found = fields.integer(name, head_dim)
+        if found != head_dim:
+            raise ModelError(f"{path}: {fields.key(name)} is {found}; Weir serves {head_dim}, the size of a head, only")
+    if fields.integer("expert_count", 0):
+        raise ModelError(f"{path}: mixtures of experts ({fields.key('expert_count')}) are not supported")
+
+
+def _gguf_context_tokens(fields: _GgufFields) -> int:
+    """Which layers have a window, files of the older architectures do not say. Up to it a model attends to everything,
+    and so does Weir: longer contexts are not served."""
+    trained = fields.integer("context_length")
+    if fields.is_gemma3:
+        return trained
+    window = fields.integer("attention.sliding_window", 0)
+    return min(trained, window) if window > 0 else trained
+
+
+def _gguf_rotary_scaling(fields: _GgufFields, head_dim: int) -> RotaryScaling | None:
+    factor = _linear_factor(fields)
+    divisors = _divisors(fields.gguf, head_dim)
+    if divisors is not None:
+        return GivenScaling(tuple(divisor * factor for divisor in divisors))
+    return None if factor == 1.0 else LinearScaling(factor)
+
+
+def _linear_factor(fields: _GgufFields) -> float:
+    gguf = fields.gguf
+    kind = gguf.find(fields.key("rope.scaling.type"), str)
+    if kind not in {None, "none", "linear"}:
+        raise ModelError(
+            f"{gguf.path}: {fields.key('rope.scaling.type')} {kind!r} is not supported, only 'none', 'linear', "
+            f"and the divisors of {_ROPE_FREQS}"
+        )
+    # files older than the key of the type have one or the other factor alone
+    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
+    return 1.0 if kind == "none" or factor == 0.0 else factor
+
+
+def _divisors(gguf: GgufFile, head_dim: int) -> tuple[float, ...] | None:
+    tensor = gguf.tensors.get(_ROPE_FREQS)
+    if tensor is None:
+        return None
+    if tensor.type_id != _F32 or tensor.shape != (head_dim // 2,):
+        raise ModelError(
+            f"{gguf.path}: {_ROPE_FREQS} has type {tensor.type_id} and shape {list(tensor.shape)}, "
+            f"expected F32 of shape [{head_dim // 2}]"
+        )
+    if tensor.offset + head_dim // 2 * np.dtype("<f4").itemsize > gguf.path.stat().st_size:
+        raise ModelError(f"{gguf.path}: cut off inside tensor {_ROPE_FREQS}")
+    values = np.fromfile(gguf.path, dtype="<f4", count=head_dim // 2, offset=tensor.offset)
+    return tuple(values.tolist())
+
+
+def _gguf_eos_ids(gguf: GgufFile) -> tuple[int, ...]:
+    found = (gguf.find(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot", "eom"))
+    return tuple(dict.fromkeys(token_id for token_id in found if token_id is not None))
