@@ -3,7 +3,7 @@ elsewhere (`weir.model.files.config`).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -76,7 +76,37 @@ class GivenScaling:
             _check_positive("rotary scaling given by divisors", divisor=divisor)
 
 
-RotaryScaling = LinearScaling | Llama3Scaling | GivenScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Divisors for contexts of up to `original_context_tokens` and for longer ones, one a frequency (Ding et al.:
+    "LongRoPE", 2024). Cosines and sines are multiplied with `magnitude`.
+
+    `is_long` is chosen once, by the longest context that is served: keys in pages keep what they mean while a sequence
+    grows. (transformers changes to the others in mid-sequence.)
+    """
+
+    short_divisors: tuple[float, ...]
+    long_divisors: tuple[float, ...]
+    original_context_tokens: int
+    magnitude: float
+    is_long: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive("longrope rotary scaling", original=self.original_context_tokens, magnitude=self.magnitude)
+        for divisor in (*self.short_divisors, *self.long_divisors):
+            _check_positive("longrope rotary scaling", divisor=divisor)
+        if len(self.short_divisors) != len(self.long_divisors):
+            raise ModelError(
+                f"longrope rotary scaling: {len(self.short_divisors)} short factors and {len(self.long_divisors)} "
+                "long ones, expected as many"
+            )
+
+    @property
+    def divisors(self) -> tuple[float, ...]:
+        return self.long_divisors if self.is_long else self.short_divisors
+
+
+RotaryScaling = LinearScaling | Llama3Scaling | GivenScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +183,7 @@ class ModelConfig:
                 f"{self.head_dim}"
             )
         scaling = self.rotary_scaling
-        if isinstance(scaling, GivenScaling) and len(scaling.divisors) != self.num_rotated // 2:
+        if isinstance(scaling, GivenScaling | LongRopeScaling) and len(scaling.divisors) != self.num_rotated // 2:
             raise ModelError(
                 f"model configuration: {len(scaling.divisors)} divisors of rotary frequencies, "
                 f"expected {self.num_rotated // 2}, half of what rotates of a head"
@@ -171,6 +201,17 @@ class ModelConfig:
                 f"max_context_tokens {max_context_tokens}: the model's context is {self.max_context_tokens}"
             )
         return max_context_tokens or self.max_context_tokens
+
+    def served_up_to(self, max_context_tokens: int) -> "ModelConfig":
+        """For contexts of at most so many tokens; 0: the model's own. Raises ModelError for more than the model has.
+
+        The same but where rotary frequencies depend on it.
+        """
+        longest, scaling = self.context_within(max_context_tokens), self.rotary_scaling
+        if not isinstance(scaling, LongRopeScaling):
+            return self
+        chosen = replace(scaling, is_long=longest > scaling.original_context_tokens)
+        return replace(self, rotary_scaling=chosen, max_context_tokens=longest)
 
     @property
     def num_rotated(self) -> int:
@@ -282,6 +323,14 @@ def rotary_frequencies(config: ModelConfig) -> Frequencies:
     return np.concatenate([rotating, still])
 
 
+def rotary_magnitudes(config: ModelConfig) -> Frequencies:
+    """What the cosines and sines of each frequency are multiplied with, fp32 `[head_dim / 2]`."""
+    scaling, magnitudes = config.rotary_scaling, np.ones(config.head_dim // 2, np.float32)
+    if isinstance(scaling, LongRopeScaling):
+        magnitudes[: config.num_rotated // 2] = scaling.magnitude
+    return magnitudes
+
+
 def _scaled(frequencies: Frequencies, config: ModelConfig) -> Frequencies:
     match config.rotary_scaling:
         case None:
@@ -292,13 +341,19 @@ def _scaled(frequencies: Frequencies, config: ModelConfig) -> Frequencies:
             return _llama3(frequencies, scaling)
         case GivenScaling(divisors):
             return np.divide(frequencies, divisors, dtype=np.float32)
+        case LongRopeScaling() as scaling:
+            divisors = np.array(scaling.divisors, np.float32)
+            return np.float32(1.0) / (divisors * _powers(config.num_rotated, config.rope_theta))
 
 
 def _unscaled(num_rotated: int, theta: float) -> Frequencies:
-    exponents = np.arange(0, num_rotated, 2).astype(np.float32) / np.float32(num_rotated)
-    powers = np.power(theta, exponents, dtype=np.float64)
-    frequencies: Frequencies = np.float32(1.0) / powers.astype(np.float32)
+    frequencies: Frequencies = np.float32(1.0) / _powers(num_rotated, theta)
     return frequencies
+
+
+def _powers(num_rotated: int, theta: float) -> Frequencies:
+    exponents = np.arange(0, num_rotated, 2).astype(np.float32) / np.float32(num_rotated)
+    return np.power(theta, exponents, dtype=np.float64).astype(np.float32)
 
 
 def _llama3(frequencies: Frequencies, scaling: Llama3Scaling) -> Frequencies:

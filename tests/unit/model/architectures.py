@@ -48,6 +48,16 @@ BASE: dict[str, Any] = {
 LLAMA, MISTRAL = transformers.LlamaConfig, transformers.MistralConfig
 QWEN2, QWEN3 = transformers.Qwen2Config, transformers.Qwen3Config
 GEMMA3 = transformers.Gemma3TextConfig
+PHI3 = transformers.Phi3Config
+PHI3_CHANGES: dict[str, Any] = {"pad_token_id": 0, "hidden_size": 128, "intermediate_size": 96}
+# three quarters of a head of 32 rotate: 12 frequencies
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 5000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.05 * number for number in range(12)],
+    "long_factor": [1.5 + 0.5 * number for number in range(12)],
+}
 GEMMA3_ROPE = {
     "full_attention": {"rope_type": "default", "rope_theta": 20_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
@@ -94,6 +104,13 @@ VARIANTS = (
         "qwen3-sliding-window",
         QWEN3,
         {"head_dim": 16, "use_sliding_window": True, "sliding_window": 60, "max_window_layers": 1},
+    ),
+    Variant("phi3", PHI3, PHI3_CHANGES | {"sliding_window": 60}),
+    Variant(
+        "phi3-longrope",
+        PHI3,
+        PHI3_CHANGES
+        | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64, "tie_word_embeddings": True},
     ),
     Variant("gemma3", GEMMA3, GEMMA3_CHANGES),
     Variant(

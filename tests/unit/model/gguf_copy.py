@@ -1,5 +1,6 @@
 """Writes a tiny model of transformers as a GGUF file, the way llama.cpp's converter does."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +18,12 @@ NAMES = {
     "self_attn.v_proj": "attn_v",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 GEMMA_NAMES = {
@@ -35,6 +38,7 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "gemma3_text": "gemma3",
+    "phi3": "phi3",
 }
 GEMMAS = ("gemma3",)
 
@@ -72,9 +76,12 @@ def write_gguf(
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, arch=architecture)
     overrides = dict(overrides or {})
-    divisors = overrides.pop("rope_freqs.weight", None)
-    if divisors is not None:
-        writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
+    if config.model_type == "phi3" and config.rope_parameters["rope_type"] == "longrope":
+        overrides |= longrope_overrides(config)
+    for name in ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"):
+        divisors = overrides.pop(name, None)
+        if divisors is not None:
+            writer.add_tensor(name, np.array(divisors, dtype=np.float32))
     for key, value in (metadata_of(config, architecture) | overrides).items():
         add_metadata(writer, key, value)
     meant: dict[str, Array] = {}
@@ -101,6 +108,8 @@ def metadata_of(config: Any, architecture: str) -> dict[str, object]:
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
     }
+    if architecture == "phi3":
+        numbers["attention.sliding_window"] = config.sliding_window or 0
     numbers |= (
         gemma3_numbers(config)
         if architecture == "gemma3"
@@ -112,6 +121,19 @@ def metadata_of(config: Any, architecture: str) -> dict[str, object]:
         "tokenizer.ggml.tokens": [*(chr(0x100 + number) for number in range(VOCAB_SIZE - 1)), "\u0100\u0101"],
         "tokenizer.ggml.merges": ["\u0100 \u0101"],
         "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+def longrope_overrides(config: Any) -> dict[str, object]:
+    rope = config.rope_parameters
+    original = rope["original_max_position_embeddings"]
+    growth = config.max_position_embeddings / original
+    return {
+        "rope_factors_short.weight": rope["short_factor"],
+        "rope_factors_long.weight": rope["long_factor"],
+        "phi3.rope.scaling.original_context_length": original,
+        "phi3.rope.scaling.attn_factor": math.sqrt(1 + math.log(growth) / math.log(original)),
+        "phi3.rope.dimension_count": 2 * len(rope["short_factor"]),
     }
 
 

@@ -12,6 +12,7 @@ from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids
 from weir.model.architecture import SlidingWindow
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
+from weir.model.files.digest import model_digest
 from weir.model.files.safetensors import safetensors_files
 from weir.model.files.source import resolve_model
 from weir.model.torch.weights import load_weights
@@ -107,6 +108,24 @@ def test_a_window_that_is_switched_off_or_longer_than_the_context_is_none(
     config = BASE | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 0}
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     assert load_model_config(resolve_model(str(tmp_path))).window is None
+
+
+def test_longrope_is_chosen_once_by_the_longest_context_that_is_served(tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path, BY_NAME["phi3-longrope"])
+    ids = prompt_ids(64, seed=1)
+    short = LogitsProbe(tiny.source, max_context_tokens=64).run_alone(chunk(0, ids, 0, 64, TABLE))
+    torch.testing.assert_close(short, tiny.logits(ids), atol=1e-4, rtol=0)
+    long = LogitsProbe(tiny.source, max_context_tokens=65).run_alone(chunk(0, ids, 0, 64, TABLE))
+    assert float((long - short).abs().max()) > 0.1
+    served = [load_model_config(tiny.source, longest) for longest in (64, 65)]
+    assert [config.max_context_tokens for config in served] == [64, 65], "no worker serves more than it was chosen for"
+    digests = {model_digest(tiny.source, "fp32", max_context_tokens=longest) for longest in (0, 64, 65, 256)}
+    assert len(digests) == 3, "pages of the one are none of the other"
+
+
+def test_other_models_are_the_same_whatever_context_is_served(tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path, BY_NAME["llama"])
+    assert model_digest(tiny.source, "fp32", max_context_tokens=64) == model_digest(tiny.source, "fp32")
 
 
 def test_mistral_has_a_window_unless_its_configuration_says_no(tmp_path: Path) -> None:

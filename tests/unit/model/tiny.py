@@ -82,8 +82,8 @@ def prompt_ids(length: int, seed: int) -> list[int]:
 class LogitsProbe:
     """Runs plans through the decoder and hands out the logits that a runner would sample from."""
 
-    def __init__(self, source: ModelSource, num_pages: int = 64) -> None:
-        self.config: ModelConfig = load_model_config(source)
+    def __init__(self, source: ModelSource, num_pages: int = 64, max_context_tokens: int = 0) -> None:
+        self.config: ModelConfig = load_model_config(source, max_context_tokens)
         self._decoder = Decoder(self.config, load_weights(source, self.config))
         self.pages = poisoned_pages(num_pages, self.config.page_geometry.page_bytes)
         self._kv = PagedKv(self.config.page_geometry, self.pages)

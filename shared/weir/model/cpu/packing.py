@@ -29,6 +29,7 @@ from weir.model.architecture import (
     local_rotary_frequencies,
     mlp_norm_name,
     rotary_frequencies,
+    rotary_magnitudes,
 )
 from weir.model.errors import ModelError
 from weir.model.files.quant_blocks import QuantBlocks
@@ -84,17 +85,20 @@ def pack_arrays(tensors: TensorFile, config: ModelConfig) -> Iterator[tuple[str,
         yield "query_key_value_bias", biases("q_proj", "k_proj", "v_proj")
     if config.attention_output_bias:
         yield "attention_output_bias", biases("o_proj")
-    yield from _rotary_tables("", rotary_frequencies(config), config.max_context_tokens)
+    magnitudes = rotary_magnitudes(config)
+    yield from _rotary_tables("", rotary_frequencies(config), magnitudes, config.max_context_tokens)
     local = local_rotary_frequencies(config)
     if local is not None:
-        yield from _rotary_tables("local_", local, config.max_context_tokens)
+        yield from _rotary_tables("local_", local, np.ones_like(local), config.max_context_tokens)
 
 
-def _rotary_tables(prefix: str, frequencies: Frequencies, num_positions: int) -> Iterator[tuple[str, Floats]]:
+def _rotary_tables(
+    prefix: str, frequencies: Frequencies, magnitudes: Frequencies, num_positions: int
+) -> Iterator[tuple[str, Floats]]:
     # angles in fp32 as the fp32 path makes them; their cosines in fp64, so that every machine rounds to the same bits
     angles = np.outer(np.arange(num_positions, dtype=np.float32), frequencies)
-    yield f"{prefix}cosines", np.cos(angles, dtype=np.float64).astype(np.float32)
-    yield f"{prefix}sines", np.sin(angles, dtype=np.float64).astype(np.float32)
+    yield f"{prefix}cosines", np.cos(angles, dtype=np.float64).astype(np.float32) * magnitudes
+    yield f"{prefix}sines", np.sin(angles, dtype=np.float64).astype(np.float32) * magnitudes
 
 
 _LAYER_MATRICES = {

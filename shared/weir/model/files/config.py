@@ -8,12 +8,17 @@ from weir.model.files.gguf import read_gguf
 from weir.model.files.source import DUMMY_PREFIX, ModelKind, ModelSource
 
 
-def load_model_config(source: ModelSource) -> ModelConfig:
-    """Reads headers only, never weights, and no vocabulary.
+def load_model_config(source: ModelSource, max_context_tokens: int = 0) -> ModelConfig:
+    """Reads headers only, never weights, and no vocabulary. For contexts of at most so many tokens (0: the model's
+    own), which for a few models decides how they rotate.
 
     Raises:
         ModelError: names the file, the field, and what Weir supports.
     """
+    return _read(source).served_up_to(max_context_tokens)
+
+
+def _read(source: ModelSource) -> ModelConfig:
     if source.kind is ModelKind.GGUF:
         return config_from_gguf(read_gguf(source.path, with_texts=False))
     if source.kind is ModelKind.DUMMY:

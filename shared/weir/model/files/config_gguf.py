@@ -5,14 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from weir.model.architecture import GivenScaling, LinearScaling, ModelConfig, RotaryScaling, SlidingWindow
+from weir.model.architecture import (
+    GivenScaling,
+    LinearScaling,
+    LongRopeScaling,
+    ModelConfig,
+    RotaryScaling,
+    SlidingWindow,
+)
 from weir.model.errors import ModelError
 from weir.model.files.embedding_scale import FloatType, embedding_scale
 from weir.model.files.gguf import GgufFile, GgufTensor
 
-_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
 """Values of `general.architecture`. Mistral's files say llama."""
 _ROPE_FREQS = "rope_freqs.weight"
+_SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 _F32, _F16, _BF16 = 0, 1, 30
 _FLOAT_TYPES: Mapping[int, FloatType] = {_F16: "float16", _BF16: "bfloat16"}
 _GEMMA3_THETA, _GEMMA3_LOCAL_THETA = 1e6, 1e4
@@ -64,7 +72,30 @@ def config_from_gguf(gguf: GgufFile) -> ModelConfig:
         query_key_norm="blk.0.attn_q_norm.weight" in gguf.tensors,
         rotary_scaling=_gguf_rotary_scaling(fields, head_dim),
     )
+    if fields.is_phi3:
+        return _with_phi3(config, fields)
     return _with_gemma3(config, fields, embedding) if fields.is_gemma3 else config
+
+
+def _with_phi3(config: ModelConfig, fields: "_GgufFields") -> ModelConfig:
+    rotary_dim = fields.integer("rope.dimension_count", config.head_dim)
+    num_tokens = fields.integer("attention.sliding_window", 0)
+    has_window = 0 < num_tokens < config.max_context_tokens
+    return replace(
+        config,
+        rotary_dim=None if rotary_dim == config.head_dim else rotary_dim,
+        window=SlidingWindow(num_tokens, (True,) * config.num_layers) if has_window else None,
+        rotary_scaling=_longrope(fields, rotary_dim),
+    )
+
+
+def _longrope(fields: "_GgufFields", rotary_dim: int) -> LongRopeScaling | None:
+    gguf = fields.gguf
+    short, long = (_divisors(gguf, name, rotary_dim) for name in (_SHORT_FACTORS, _LONG_FACTORS))
+    if short is None or long is None:
+        return None
+    original = fields.integer("rope.scaling.original_context_length")
+    return LongRopeScaling(short, long, original, fields.number("rope.scaling.attn_factor", 1.0))
 
 
 def _embedding(gguf: GgufFile) -> GgufTensor:
@@ -115,6 +146,10 @@ class _GgufFields:
         return self.integer("attention.key_length", self.hidden_size // max(self.num_heads, 1))
 
     @property
+    def is_phi3(self) -> bool:
+        return self._architecture == "phi3"
+
+    @property
     def is_gemma3(self) -> bool:
         return self._architecture == "gemma3"
 
@@ -134,7 +169,7 @@ class _GgufFields:
 
 def _refuse_gguf_variants(fields: _GgufFields, head_dim: int) -> None:
     path = fields.gguf.path
-    for name in ("rope.dimension_count", "attention.value_length"):
+    for name in ("attention.value_length",) if fields.is_phi3 else ("rope.dimension_count", "attention.value_length"):
         found = fields.integer(name, head_dim)
         if found != head_dim:
             raise ModelError(f"{path}: {fields.key(name)} is {found}; Weir serves {head_dim}, the size of a head, only")
@@ -146,7 +181,7 @@ def _gguf_context_tokens(fields: _GgufFields) -> int:
     """Which layers have a window, files of the older architectures do not say. Up to it a model attends to everything,
     and so does Weir: longer contexts are not served."""
     trained = fields.integer("context_length")
-    if fields.is_gemma3:
+    if fields.is_gemma3 or fields.is_phi3:
         return trained
     window = fields.integer("attention.sliding_window", 0)
     return min(trained, window) if window > 0 else trained
@@ -154,7 +189,7 @@ def _gguf_context_tokens(fields: _GgufFields) -> int:
 
 def _gguf_rotary_scaling(fields: _GgufFields, head_dim: int) -> RotaryScaling | None:
     factor = _linear_factor(fields)
-    divisors = _divisors(fields.gguf, head_dim)
+    divisors = _divisors(fields.gguf, _ROPE_FREQS, head_dim)
     if divisors is not None:
         return GivenScaling(tuple(divisor * factor for divisor in divisors))
     return None if factor == 1.0 else LinearScaling(factor)
@@ -173,18 +208,19 @@ def _linear_factor(fields: _GgufFields) -> float:
     return 1.0 if kind == "none" or factor == 0.0 else factor
 
 
-def _divisors(gguf: GgufFile, head_dim: int) -> tuple[float, ...] | None:
-    tensor = gguf.tensors.get(_ROPE_FREQS)
+def _divisors(gguf: GgufFile, name: str, rotary_dim: int) -> tuple[float, ...] | None:
+    """None: there is no such tensor."""
+    tensor, num_divisors = gguf.tensors.get(name), rotary_dim // 2
     if tensor is None:
         return None
-    if tensor.type_id != _F32 or tensor.shape != (head_dim // 2,):
+    if tensor.type_id != _F32 or tensor.shape != (num_divisors,):
         raise ModelError(
-            f"{gguf.path}: {_ROPE_FREQS} has type {tensor.type_id} and shape {list(tensor.shape)}, "
-            f"expected F32 of shape [{head_dim // 2}]"
+            f"{gguf.path}: {name} has type {tensor.type_id} and shape {list(tensor.shape)}, "
+            f"expected F32 of shape [{num_divisors}]"
         )
-    if tensor.offset + head_dim // 2 * np.dtype("<f4").itemsize > gguf.path.stat().st_size:
-        raise ModelError(f"{gguf.path}: cut off inside tensor {_ROPE_FREQS}")
-    values = np.fromfile(gguf.path, dtype="<f4", count=head_dim // 2, offset=tensor.offset)
+    if tensor.offset + num_divisors * np.dtype("<f4").itemsize > gguf.path.stat().st_size:
+        raise ModelError(f"{gguf.path}: cut off inside tensor {name}")
+    values = np.fromfile(gguf.path, dtype="<f4", count=num_divisors, offset=tensor.offset)
     return tuple(values.tolist())
 
 

@@ -1,15 +1,23 @@
 """The configuration of a Hugging Face folder: config.json and generation_config.json."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from weir.model.architecture import LinearScaling, Llama3Scaling, ModelConfig, RotaryScaling, SlidingWindow
+from weir.model.architecture import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ModelConfig,
+    RotaryScaling,
+    SlidingWindow,
+)
 from weir.model.errors import ModelError
 from weir.model.files.embedding_scale import FloatType, embedding_scale
 
-_HF_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+_HF_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3")
 """Values of `model_type`."""
 # What transformers takes where config.json says nothing.
 _MISTRAL_WINDOW = 4096
@@ -52,6 +60,7 @@ def config_from_hf(folder: Path) -> ModelConfig:
         query_key_norm=model_type in {"qwen3", "gemma3_text"},
         rotary_scaling=_hf_rotary_scaling(config),
         window=_sliding_window(config),
+        rotary_dim=_rotary_dim(config, hidden_size // max(num_heads, 1)),
     )
     return _with_gemma3(read, config) if config.is_gemma3 else read
 
@@ -68,14 +77,25 @@ def _with_gemma3(read: ModelConfig, config: "_HfConfig") -> ModelConfig:
     )
 
 
+def _rotary_dim(config: "_HfConfig", head_dim: int) -> int | None:
+    """None: all of a head rotates."""
+    if config.fields["model_type"] != "phi3":
+        return None
+    factor = config.rope_parameters().get("partial_rotary_factor", config.fields.get("partial_rotary_factor", 1.0))
+    found = int(head_dim * config.as_number("partial_rotary_factor", factor))
+    return None if found == head_dim else found
+
+
 def _refuse_hf_variants(config: "_HfConfig") -> None:
-    wanted: list[tuple[str, object]] = [("mlp_bias", False), ("partial_rotary_factor", 1.0)]
+    wanted: list[tuple[str, object]] = [("mlp_bias", False)]
+    if config.fields["model_type"] != "phi3":
+        wanted.append(("partial_rotary_factor", 1.0))
     if config.is_gemma3:
         wanted += [("hidden_activation", "gelu_pytorch_tanh"), ("use_bidirectional_attention", False)]
         wanted += [("attn_logit_softcapping", None), ("final_logit_softcapping", None)]
     else:
         wanted.append(("hidden_act", "silu"))
-    if config.fields["model_type"] in {"mistral", "gemma3_text"}:
+    if config.fields["model_type"] in {"mistral", "gemma3_text", "phi3"}:
         wanted.append(("attention_bias", False))
     for name, supported in wanted:
         value = config.fields.get(name, config.rope_parameters().get(name, supported))
@@ -99,6 +119,8 @@ def _sliding_window(config: "_HfConfig") -> SlidingWindow | None:
     match config.fields["model_type"]:
         case "mistral":
             num_tokens = config.find_integer("sliding_window") if "sliding_window" in config.fields else _MISTRAL_WINDOW
+        case "phi3":
+            num_tokens = config.find_integer("sliding_window")
         case "qwen2" | "qwen3" if config.flag("use_sliding_window"):
             num_tokens = config.find_integer("sliding_window")
             first = config.integer("max_window_layers", 0)
@@ -128,11 +150,31 @@ def _hf_rotary_scaling(config: "_HfConfig") -> RotaryScaling | None:
                 high_freq_factor=config.rope_number("high_freq_factor"),
                 original_context_tokens=round(config.rope_number("original_max_position_embeddings")),
             )
+        # what Phi's first files called so is the same
+        case "longrope" | "su" if config.fields["model_type"] == "phi3":
+            return _longrope(config)
         case other:
             raise ModelError(
                 f"{config.path}: rotary scaling rope_type {other!r} is not supported, "
                 "only 'default', 'linear' and 'llama3'"
             )
+
+
+def _longrope(config: "_HfConfig") -> LongRopeScaling:
+    """The magnitude is by how much the context grew, as transformers has it."""
+    rope = config.rope_parameters()
+    trained = config.integer("max_position_embeddings")
+    original = rope.get("original_max_position_embeddings", config.fields.get("original_max_position_embeddings"))
+    original_tokens = int(config.as_number("original_max_position_embeddings", original))
+    factor = config.as_number("factor", rope.get("factor") or trained / max(original_tokens, 1))
+    magnitude = math.sqrt(1 + math.log(factor) / math.log(original_tokens)) if factor > 1 < original_tokens else 1.0
+    given = rope.get("attention_factor")
+    return LongRopeScaling(
+        short_divisors=config.rope_numbers("short_factor"),
+        long_divisors=config.rope_numbers("long_factor"),
+        original_context_tokens=original_tokens,
+        magnitude=magnitude if given is None else config.as_number("attention_factor", given),
+    )
 
 
 def _hf_eos_ids(folder: Path, config: "_HfConfig") -> tuple[int, ...]:
@@ -174,7 +216,7 @@ class _HfConfig:
         return value
 
     def number(self, name: str, default: float) -> float:
-        return self._as_number(name, self.fields.get(name, default))
+        return self.as_number(name, self.fields.get(name, default))
 
     @property
     def is_gemma3(self) -> bool:
@@ -226,21 +268,27 @@ class _HfConfig:
             kind = local.get("rope_type", "default")
             if kind != "default":
                 raise ModelError(f"{self.path}: rope_parameters.{_LOCAL}.rope_type {kind!r} is not supported")
-            return self._as_number("rope_theta", local.get("rope_theta", _GEMMA3_LOCAL_THETA))
+            return self.as_number("rope_theta", local.get("rope_theta", _GEMMA3_LOCAL_THETA))
         return self.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA)
 
     def rope_number(self, name: str) -> float:
         rope = self.rope_parameters()
         if name not in rope:
             raise ModelError(f"{self.path}: rotary scaling has no {name}")
-        return self._as_number(name, rope[name])
+        return self.as_number(name, rope[name])
+
+    def rope_numbers(self, name: str) -> tuple[float, ...]:
+        value = self.rope_parameters().get(name)
+        if not isinstance(value, list):
+            raise ModelError(f"{self.path}: rotary scaling's {name} is {value!r}, expected a list of numbers")
+        return tuple(self.as_number(name, number) for number in value)
 
     def rope_theta(self) -> float:
         default = _GEMMA3_THETA if self.is_gemma3 else 10_000.0
         value = self.rope_parameters().get("rope_theta", self.fields.get("rope_theta", default))
-        return self._as_number("rope_theta", value)
+        return self.as_number("rope_theta", value)
 
-    def _as_number(self, name: str, value: object) -> float:
+    def as_number(self, name: str, value: object) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ModelError(f"{self.path}: {name} is {value!r}, expected a number")
         return float(value)

@@ -59,6 +59,8 @@ class GgufTensors:
         # llama.cpp's converter reorders queries and keys of this architecture and of no other
         self._is_permuted = file.get("general.architecture", str) == "llama"
         names = _LAYER_NAMES | (_POST_NORM_NAMES if config.post_norms else {})
+        if "blk.0.ffn_gate.weight" not in file.tensors:
+            names |= {"ffn_up": "mlp.gate_up_proj"}
         self._tensors = {
             _canonical_name(name, names): tensor for name, tensor in file.tensors.items() if name not in _NO_WEIGHTS
         }

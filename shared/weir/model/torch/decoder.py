@@ -1,9 +1,17 @@
 """The forward pass in PyTorch. Rows are tokens of the step's flat batch."""
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from weir.model.architecture import Activation, Frequencies, ModelConfig, local_rotary_frequencies, rotary_frequencies
+from weir.model.architecture import (
+    Activation,
+    Frequencies,
+    ModelConfig,
+    local_rotary_frequencies,
+    rotary_frequencies,
+    rotary_magnitudes,
+)
 from weir.model.torch.batch import StepBatch
 from weir.model.torch.paged_kv import PagedKv
 from weir.model.torch.weights import LayerWeights, Weights
@@ -12,14 +20,15 @@ from weir.model.torch.weights import LayerWeights, Weights
 class Rotary:
     """Rotates pairs (i, i + head_dim / 2) of queries and keys by position."""
 
-    def __init__(self, frequencies: Frequencies) -> None:
+    def __init__(self, frequencies: Frequencies, magnitudes: Frequencies | None = None) -> None:
         self._frequencies = torch.from_numpy(frequencies)
+        self._magnitudes = torch.from_numpy(np.ones_like(frequencies) if magnitudes is None else magnitudes)
         self._half = len(frequencies)
 
     def tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines, each [tokens, 1, head_dim]: made once a step, used in every layer."""
         angles = torch.outer(positions.float(), self._frequencies)
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * self._magnitudes, angles.sin() * self._magnitudes
         # the first half of a head takes minus the second half: the sign lives in the table
         return torch.cat([cos, cos], dim=-1)[:, None], torch.cat([-sin, sin], dim=-1)[:, None]
 
@@ -91,7 +100,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self._config = config
         self._weights = weights
-        self._rotary = Rotary(rotary_frequencies(config))
+        self._rotary = Rotary(rotary_frequencies(config), rotary_magnitudes(config))
         local = local_rotary_frequencies(config)
         self._local_rotary = self._rotary if local is None else Rotary(local)
 

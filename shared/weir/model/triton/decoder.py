@@ -5,9 +5,16 @@ All memory is made once. A step of the same shape launches the same kernels on t
 
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 
-from weir.model.architecture import Frequencies, ModelConfig, local_rotary_frequencies, rotary_frequencies
+from weir.model.architecture import (
+    Frequencies,
+    ModelConfig,
+    local_rotary_frequencies,
+    rotary_frequencies,
+    rotary_magnitudes,
+)
 from weir.model.torch.weights import LayerWeights, WeightFormat, Weights
 from weir.model.triton.batch import DeviceBatch, PrefillIndex, TritonLimits
 from weir.model.triton.memory import layer_pages, page_shape
@@ -61,16 +68,21 @@ def _make_buffers(
 _RotaryTables = tuple[torch.Tensor, torch.Tensor]
 
 
-def _rotary_tables(frequencies: Frequencies, num_positions: int, device: torch.device) -> _RotaryTables:
+def _rotary_tables(
+    frequencies: Frequencies, magnitudes: Frequencies, num_positions: int, device: torch.device
+) -> _RotaryTables:
     """Cosines and sines, fp32 [positions, head_dim / 2]; made on the host, as the fp32 path makes them."""
     angles = torch.outer(torch.arange(num_positions).float(), torch.from_numpy(frequencies))
-    return angles.cos().to(device), angles.sin().to(device)
+    factors = torch.from_numpy(magnitudes)
+    return (angles.cos() * factors).to(device), (angles.sin() * factors).to(device)
 
 
 def _tables_by_layer(config: ModelConfig, device: torch.device) -> list[_RotaryTables]:
-    tables = _rotary_tables(rotary_frequencies(config), config.max_context_tokens, device)
+    num_positions = config.max_context_tokens
+    tables = local = _rotary_tables(rotary_frequencies(config), rotary_magnitudes(config), num_positions, device)
     frequencies = local_rotary_frequencies(config)
-    local = tables if frequencies is None else _rotary_tables(frequencies, config.max_context_tokens, device)
+    if frequencies is not None:
+        local = _rotary_tables(frequencies, np.ones_like(frequencies), num_positions, device)
     return [tables if config.window_of(layer) is None else local for layer in range(config.num_layers)]
 
 

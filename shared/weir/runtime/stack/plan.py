@@ -290,6 +290,7 @@ def plan_model(
     beside = ("--workers-on-machine", str(models.num_workers(model)))
     specs = [spec_of("transfer", f"unix:{socket}", (*size, *context, *share, *beside))]
     flags = ("--arena-socket", str(socket), "--workers-on-machine", str(models.num_all_workers))
+    flags += context if model.max_context_tokens else ()
     groups = [(group.name, group.prefill, group.decode) for group in models.groups if group.has(model)]
     for group, num_prefill, num_decode in ((model.group, model.prefill, model.decode), *groups):
         in_group = ("--group", group) if group else ()
