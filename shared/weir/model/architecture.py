@@ -141,7 +141,8 @@ class ModelConfig:
     by its square root, None: by that of `head_dim`. `embedding_scale`: what embeddings are multiplied with.
     `activation` is that of the MLP's gate. `post_norms`: what attention and the MLP give is normed before it is added.
     `offset_norms`: files may keep norms as their distance from 1; loaded ones are multiplied with as they are, and stay
-    in fp32. `rotary_dim`: of a head, so many dimensions rotate, None: all.
+    in fp32. `rotary_dim`: of a head, so many dimensions rotate, None: all. Softcaps: scores of attention, and logits,
+    x become cap * tanh(x / cap).
     """
 
     vocab_size: int
@@ -168,6 +169,8 @@ class ModelConfig:
     post_norms: bool = False
     offset_norms: bool = False
     rotary_dim: int | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
         _check_positive("model configuration", **{name: getattr(self, name) for name in _POSITIVE})
@@ -188,6 +191,9 @@ class ModelConfig:
                 f"model configuration: {len(scaling.divisors)} divisors of rotary frequencies, "
                 f"expected {self.num_rotated // 2}, half of what rotates of a head"
             )
+        for name in ("attention_softcap", "logit_softcap", "query_pre_attn_scalar"):
+            if getattr(self, name) is not None:
+                _check_positive("model configuration", **{name: getattr(self, name)})
         if self.window is not None and len(self.window.layers) != self.num_layers:
             raise ModelError(
                 f"model configuration: the sliding window marks {len(self.window.layers)} layers, "
@@ -342,8 +348,9 @@ def _scaled(frequencies: Frequencies, config: ModelConfig) -> Frequencies:
         case GivenScaling(divisors):
             return np.divide(frequencies, divisors, dtype=np.float32)
         case LongRopeScaling() as scaling:
-            divisors = np.array(scaling.divisors, np.float32)
-            return np.float32(1.0) / (divisors * _powers(config.num_rotated, config.rope_theta))
+            chosen = np.array(scaling.divisors, np.float32)
+            by_longrope: Frequencies = np.float32(1.0) / (chosen * _powers(config.num_rotated, config.rope_theta))
+            return by_longrope
 
 
 def _unscaled(num_rotated: int, theta: float) -> Frequencies:
@@ -353,7 +360,8 @@ def _unscaled(num_rotated: int, theta: float) -> Frequencies:
 
 def _powers(num_rotated: int, theta: float) -> Frequencies:
     exponents = np.arange(0, num_rotated, 2).astype(np.float32) / np.float32(num_rotated)
-    return np.power(theta, exponents, dtype=np.float64).astype(np.float32)
+    powers: Frequencies = np.power(theta, exponents, dtype=np.float64).astype(np.float32)
+    return powers
 
 
 def _llama3(frequencies: Frequencies, scaling: Llama3Scaling) -> Frequencies:

@@ -41,6 +41,8 @@ GEMMA = replace(
     activation="gelu_tanh",
     post_norms=True,
     offset_norms=True,
+    attention_softcap=2.0,
+    logit_softcap=20.0,
 )
 """What the kernels do for it, and the library for none else."""
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=256)

@@ -47,7 +47,7 @@ BASE: dict[str, Any] = {
 
 LLAMA, MISTRAL = transformers.LlamaConfig, transformers.MistralConfig
 QWEN2, QWEN3 = transformers.Qwen2Config, transformers.Qwen3Config
-GEMMA3 = transformers.Gemma3TextConfig
+GEMMA2, GEMMA3 = transformers.Gemma2Config, transformers.Gemma3TextConfig
 PHI3 = transformers.Phi3Config
 PHI3_CHANGES: dict[str, Any] = {"pad_token_id": 0, "hidden_size": 128, "intermediate_size": 96}
 # three quarters of a head of 32 rotate: 12 frequencies
@@ -70,6 +70,17 @@ GEMMA3_CHANGES: dict[str, Any] = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
     "query_pre_attn_scalar": 20,
     "rope_parameters": GEMMA3_ROPE,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+# caps so low that they bend
+GEMMA2_CHANGES: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "sliding_window": 60,
+    "query_pre_attn_scalar": 32,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 8.0,
     "tie_word_embeddings": True,
     "pad_token_id": 0,
 }
@@ -112,6 +123,7 @@ VARIANTS = (
         PHI3_CHANGES
         | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64, "tie_word_embeddings": True},
     ),
+    Variant("gemma2", GEMMA2, GEMMA2_CHANGES),
     Variant("gemma3", GEMMA3, GEMMA3_CHANGES),
     Variant(
         "gemma3-scaled",
@@ -127,7 +139,11 @@ VARIANTS = (
 )
 
 
-OFFSET_NORMS = (GEMMA3,)
+OFFSET_NORMS = (GEMMA2, GEMMA3)
+
+
+# PyTorch's attention knows no softcap
+ATTENTION = {GEMMA2: "eager"}
 
 
 def save_variant(
@@ -146,4 +162,9 @@ def save_variant(
                 parameter.normal_(0.0, 0.5)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     # loaded again, because `to(dtype)` has rounded the rotary frequencies too
-    return TinyLlama(folder, transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+    return TinyLlama(
+        folder,
+        transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=ATTENTION.get(variant.config_class, "sdpa")
+        ).eval(),
+    )

@@ -37,10 +37,11 @@ ARCHITECTURES = {
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "phi3": "phi3",
 }
-GEMMAS = ("gemma3",)
+GEMMAS = ("gemma2", "gemma3")
 
 Array = npt.NDArray[np.float32]
 
@@ -108,6 +109,12 @@ def metadata_of(config: Any, architecture: str) -> dict[str, object]:
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
     }
+    if architecture == "gemma2":
+        numbers |= {
+            "attention.sliding_window": config.sliding_window,
+            "attn_logit_softcapping": config.attn_logit_softcapping,
+            "final_logit_softcapping": config.final_logit_softcapping,
+        }
     if architecture == "phi3":
         numbers["attention.sliding_window"] = config.sliding_window or 0
     numbers |= (

@@ -87,7 +87,7 @@ def test_neither_neighbours_nor_chunks_nor_slices_nor_threads_change_a_bit(
         start = end
 
 
-@pytest.mark.parametrize(("name", "length"), [("qwen3", 40), ("gemma3", 190)])
+@pytest.mark.parametrize(("name", "length"), [("qwen3", 40), ("gemma2", 190), ("gemma3", 190)])
 def test_what_architectures_add_to_llama_does_not_depend_on_what_else_is_computed(
     name: str, length: int, tmp_path: Path, cache_dir: Path
 ) -> None:

@@ -70,7 +70,7 @@ def test_the_ends_of_generation_config_win(tiny: TinyLlama, tmp_path: Path) -> N
     [
         (
             {"model_type": "gemma"},
-            "model_type 'gemma'; Weir serves 'llama', 'mistral', 'qwen2', 'qwen3', 'gemma3_text', 'phi3'",
+            "model_type 'gemma'; Weir serves 'llama', 'mistral', 'qwen2', 'qwen3', 'gemma2', 'gemma3_text', 'phi3'",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"model_type": "mistral", "attention_bias": True}, "attention_bias True is not supported, only False"),
@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_served_is_refused(
     [
         (
             {"general.architecture": "gemma"},
-            "general.architecture 'gemma'; Weir serves 'llama', 'qwen2', 'qwen3', 'gemma3', 'phi3'",
+            "general.architecture 'gemma'; Weir serves 'llama', 'qwen2', 'qwen3', 'gemma2', 'gemma3', 'phi3'",
         ),
         ({"llama.rope.dimension_count": 16}, "llama.rope.dimension_count is 16; Weir serves 32"),
         ({"llama.attention.value_length": 16}, "llama.attention.value_length is 16; Weir serves 32"),

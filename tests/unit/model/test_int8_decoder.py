@@ -27,9 +27,9 @@ pytestmark = pytest.mark.timeout(600)  # whoever comes first compiles
 TOLERANCE = 0.05
 """Of the logits' range. Rows of 8 bits in groups of 32 lose 0.3 % a product, keys and values 0.2 %; two layers and a
 head add that up: 0.026 in the median of 100 prompts, 0.044 in the 95th percentile."""
-WIDER_TOLERANCES = {"mistral-sliding-window": 0.12}
-"""0.075 in the 95th percentile, where all layers see 60 positions. Without a window 0.49 in the median; of the others
-with one, 0.13 to 0.32."""
+WIDER_TOLERANCES = {"mistral-sliding-window": 0.12, "phi3-longrope": 0.12}
+"""0.075 in the 95th percentile of both. With the window left out the error is 0.49 in the median; of the others that
+have one, 0.13 to 0.32."""
 TABLE = (9, 2, 31, 4, 17, 40, 8, 33, 50, 21, 5, 60, 12)
 
 
@@ -64,6 +64,8 @@ def test_quantized_files_are_computed_with_the_values_that_they_hold(kind: str, 
         "qwen3-large-epsilon",
         "mistral-sliding-window",
         "qwen3-sliding-window",
+        "phi3-longrope",
+        "gemma2",
         "gemma3",
         "gemma3-scaled",
     ],

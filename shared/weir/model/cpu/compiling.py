@@ -28,6 +28,7 @@ from weir.ops.cpu.paged_prefill import paged_prefill
 from weir.ops.cpu.quantize import quantize_range
 from weir.ops.cpu.rms_norm import rms_norm_add_range, rms_norm_quantize_range
 from weir.ops.cpu.rotary_kv_write import rotary_kv_write
+from weir.ops.cpu.softcap import cap_rows
 from weir.ops.simd.jit import kernel_cache_directory
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ _BETWEEN: _Kernels = (
     (rotary_kv_write, (_ROWS, _INTS, _INTS, _TABLE, _TABLE, _PAGES, int64, int64, int64)),
     (decode_merge, (_INTS, _INT_ROWS, int64, int64, int64, float32, _ROWS, _ROWS, int64, int64)),
     (quantize_range, (_ROWS, _BYTE_ROWS, int64, int64)),
+    (cap_rows, (_ROWS, float32)),
     (gated_quantize_range, (_ROWS, _BYTE_ROWS, boolean, int64, int64)),
 )
 _ATTENTION: _Kernels = (

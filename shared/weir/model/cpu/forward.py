@@ -43,6 +43,7 @@ from weir.ops.cpu.quantized_rows import GROUP
 from weir.ops.cpu.rms_norm import rms_norm_add_range, rms_norm_quantize_range
 from weir.ops.cpu.rotary_kv_write import rotary_kv_write
 from weir.ops.cpu.sampling_scan import scan_rows
+from weir.ops.cpu.softcap import cap_rows
 from weir.ops.simd.jit import inlined, kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, now_ns, take_chunk, wait_for_phase
 
@@ -51,6 +52,7 @@ LAST_NORM, LOGITS, SCAN, NUM_LOGITS_STAGES = range(4)
 NUM_TIMES = NUM_STAGES + NUM_LOGITS_STAGES
 
 _REPLACES, _ADDS = np.bool_(False), np.bool_(True)
+_ZERO, _ONE = np.int64(0), np.int64(1)
 """Not Python's own: of those numba compiles what they are handed to once for each."""
 
 
@@ -289,6 +291,8 @@ def _logits_stage(stage: int, model: Model, buffers: Buffers, logit_rows: Ints, 
         logits = buffers.logits[:num_logits]
         linear_share(model.data, model.end_parts[HEAD], rows, logits, buffers.part, _REPLACES, chunk, num_chunks)
     else:
+        if model.logit_softcap > 0:
+            cap_rows(buffers.logits[first:last], model.logit_softcap)
         scan_rows(
             buffers.logits[first:last],
             buffers.block_maxima[first:last],
@@ -301,7 +305,7 @@ def _logits_stage(stage: int, model: Model, buffers: Buffers, logit_rows: Ints, 
 def _add_branch(branch: Floats, row: int, model: Model, out: Floats, number: int) -> None:
     """What the last layer's MLP gives, to row `number` of `out`."""
     norm = model.post_norms[model.post_norms.shape[0] - 1]
-    rms_norm_add_range(branch[row : row + 1], norm, model.epsilon, out[number : number + 1], 0, 1)
+    rms_norm_add_range(branch[row : row + 1], norm, model.epsilon, out[number : number + 1], _ZERO, _ONE)
 
 
 @kernel

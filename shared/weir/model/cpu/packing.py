@@ -33,7 +33,7 @@ from weir.model.architecture import (
 )
 from weir.model.errors import ModelError
 from weir.model.files.quant_blocks import QuantBlocks
-from weir.model.files.tensors import TensorFile
+from weir.model.files.tensor_file import TensorFile
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, PackedMatrix, pack_int8, pack_q4_1, pack_q8_0
 
 Parts = tuple[PackedMatrix, ...]

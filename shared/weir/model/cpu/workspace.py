@@ -44,7 +44,7 @@ class Model(NamedTuple):
     their parts are. `norms` [2 layers + 1, hidden]; `query_key_norms` [2 layers, head_dim], and biases [layers,
     outputs], `post_norms` [2 layers, hidden], or [0, 0] where there are none. `windows` [layers]: positions that a
     query sees at most. `cosines`, `sines` [positions, head_dim / 2], `local_*` those of layers with a window. `scale`
-    and `cap_factor` are those of `Scoring`.
+    and `cap_factor` are those of `Scoring`; `logit_softcap` 0: none.
     """
 
     data: Bytes
@@ -62,6 +62,7 @@ class Model(NamedTuple):
     local_sines: Floats
     scale: np.float32
     cap_factor: np.float32
+    logit_softcap: np.float32
     embedding_scale: np.float32
     is_gelu: np.bool_
     epsilon: float
@@ -129,7 +130,7 @@ def make_model(config: ModelConfig, packed: PackedWeights) -> Model:
     _describe(packed, packed.matrices["head"], end_parts[1])
     none = np.zeros((0, 0), np.float32)
     none.flags.writeable = False  # as what is mapped: the same compiled code serves models with and without
-    scoring = scoring_of(config.score_divisor)
+    scoring = scoring_of(config.score_divisor, softcap=config.attention_softcap or 0.0)
     cosines, sines = packed.arrays["cosines"], packed.arrays["sines"]
     windows = [
         NO_WINDOW if (window := config.window_of(layer)) is None else window for layer in range(config.num_layers)
@@ -150,6 +151,7 @@ def make_model(config: ModelConfig, packed: PackedWeights) -> Model:
         local_sines=packed.arrays.get("local_sines", sines),
         scale=scoring.scale,
         cap_factor=scoring.cap_factor,
+        logit_softcap=np.float32(config.logit_softcap or 0.0),
         embedding_scale=np.float32(config.embedding_scale),
         is_gelu=np.bool_(config.activation == "gelu_tanh"),
         epsilon=config.rms_norm_eps,

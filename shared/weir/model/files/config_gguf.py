@@ -17,17 +17,18 @@ from weir.model.errors import ModelError
 from weir.model.files.embedding_scale import FloatType, embedding_scale
 from weir.model.files.gguf import GgufFile, GgufTensor
 
-_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
+_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
 """Values of `general.architecture`. Mistral's files say llama."""
 _ROPE_FREQS = "rope_freqs.weight"
 _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 _F32, _F16, _BF16 = 0, 1, 30
 _FLOAT_TYPES: Mapping[int, FloatType] = {_F16: "float16", _BF16: "bfloat16"}
 _GEMMA3_THETA, _GEMMA3_LOCAL_THETA = 1e6, 1e4
-_GEMMA3_PERIOD = 6
+_GEMMA_PERIODS = {"gemma2": 2, "gemma3": 6}
 """Where the file does not say: of so many layers the last attends to everything."""
-_GEMMA3_27B_LAYERS = 62
-"""By which llama.cpp, too, knows the one whose scores are not scaled by the size of a head."""
+_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+"""By which llama.cpp, too, knows the ones whose scores are not scaled by the size of a head."""
+_GEMMA2_ATTENTION_SOFTCAP, _GEMMA2_LOGIT_SOFTCAP = 50.0, 30.0
 
 
 def check_gguf_header(gguf: GgufFile) -> None:
@@ -74,7 +75,7 @@ def config_from_gguf(gguf: GgufFile) -> ModelConfig:
     )
     if fields.is_phi3:
         return _with_phi3(config, fields)
-    return _with_gemma3(config, fields, embedding) if fields.is_gemma3 else config
+    return _with_gemma(config, fields, embedding) if fields.is_gemma else config
 
 
 def _with_phi3(config: ModelConfig, fields: "_GgufFields") -> ModelConfig:
@@ -105,24 +106,32 @@ def _embedding(gguf: GgufFile) -> GgufTensor:
     return embedding
 
 
-def _with_gemma3(config: ModelConfig, fields: "_GgufFields", embedding: GgufTensor) -> ModelConfig:
+def _with_gemma(config: ModelConfig, fields: "_GgufFields", embedding: GgufTensor) -> ModelConfig:
     """What the files of this architecture do not say, as llama.cpp knows it."""
-    num_layers = config.num_layers
-    period = fields.integer("attention.sliding_window_pattern", _GEMMA3_PERIOD)
+    num_layers, architecture = config.num_layers, fields.architecture
+    period = fields.integer("attention.sliding_window_pattern", _GEMMA_PERIODS[architecture])
     window = SlidingWindow(
         fields.integer("attention.sliding_window"),
         tuple(period > 0 and (layer + 1) % period != 0 for layer in range(num_layers)),
-        fields.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA),
+        fields.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA) if fields.is_gemma3 else None,
     )
-    is_27b = num_layers == _GEMMA3_27B_LAYERS
-    return replace(
+    is_needed = fields.is_gemma3 or window.num_tokens < config.max_context_tokens
+    is_27b = num_layers == _GEMMA_27B_LAYERS[architecture]
+    config = replace(
         config,
-        window=window,
+        window=window if is_needed else None,
         query_pre_attn_scalar=config.hidden_size / config.num_heads if is_27b else None,
         embedding_scale=embedding_scale(config.hidden_size, _FLOAT_TYPES.get(embedding.type_id)),
         activation="gelu_tanh",
         post_norms=True,
         offset_norms=True,
+    )
+    if fields.is_gemma3:
+        return config
+    return replace(
+        config,
+        attention_softcap=fields.number("attn_logit_softcapping", _GEMMA2_ATTENTION_SOFTCAP),
+        logit_softcap=fields.number("final_logit_softcapping", _GEMMA2_LOGIT_SOFTCAP),
     )
 
 
@@ -131,7 +140,7 @@ class _GgufFields:
 
     def __init__(self, gguf: GgufFile, architecture: str) -> None:
         self.gguf = gguf
-        self._architecture = architecture
+        self.architecture = architecture
 
     @property
     def hidden_size(self) -> int:
@@ -147,14 +156,18 @@ class _GgufFields:
 
     @property
     def is_phi3(self) -> bool:
-        return self._architecture == "phi3"
+        return self.architecture == "phi3"
+
+    @property
+    def is_gemma(self) -> bool:
+        return self.architecture in _GEMMA_PERIODS
 
     @property
     def is_gemma3(self) -> bool:
-        return self._architecture == "gemma3"
+        return self.architecture == "gemma3"
 
     def key(self, name: str) -> str:
-        return f"{self._architecture}.{name}"
+        return f"{self.architecture}.{name}"
 
     def integer(self, name: str, default: int | None = None) -> int:
         if default is None:
@@ -181,7 +194,7 @@ def _gguf_context_tokens(fields: _GgufFields) -> int:
     """Which layers have a window, files of the older architectures do not say. Up to it a model attends to everything,
     and so does Weir: longer contexts are not served."""
     trained = fields.integer("context_length")
-    if fields.is_gemma3 or fields.is_phi3:
+    if fields.is_gemma or fields.is_phi3:
         return trained
     window = fields.integer("attention.sliding_window", 0)
     return min(trained, window) if window > 0 else trained

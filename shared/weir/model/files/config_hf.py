@@ -17,13 +17,14 @@ from weir.model.architecture import (
 from weir.model.errors import ModelError
 from weir.model.files.embedding_scale import FloatType, embedding_scale
 
-_HF_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3")
+_HF_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 """Values of `model_type`."""
 # What transformers takes where config.json says nothing.
 _MISTRAL_WINDOW = 4096
-_HEAD_DIMS = {"qwen3": 128, "gemma3_text": 256}
-_GEMMA3_WINDOW, _GEMMA3_PERIOD = 4096, 6
-_GEMMA3_SCALAR = 256
+_HEAD_DIMS = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256}
+_GEMMA_WINDOW, _GEMMA_SCALAR = 4096, 256
+_GEMMA_PERIODS = {"gemma2": 2, "gemma3_text": 6}
+_GEMMA2_ATTENTION_SOFTCAP, _GEMMA2_LOGIT_SOFTCAP = 50.0, 30.0
 _GEMMA3_THETA, _GEMMA3_LOCAL_THETA = 1e6, 1e4
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
@@ -52,7 +53,7 @@ def config_from_hf(folder: Path) -> ModelConfig:
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         rope_theta=config.rope_theta(),
         max_context_tokens=config.integer("max_position_embeddings"),
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=config.is_gemma3),
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=config.is_gemma),
         eos_token_ids=_hf_eos_ids(folder, config),
         bos_token_id=config.find_integer("bos_token_id"),
         query_key_value_bias=has_bias or model_type == "qwen2",
@@ -62,11 +63,11 @@ def config_from_hf(folder: Path) -> ModelConfig:
         window=_sliding_window(config),
         rotary_dim=_rotary_dim(config, hidden_size // max(num_heads, 1)),
     )
-    return _with_gemma3(read, config) if config.is_gemma3 else read
+    return _with_gemma(read, config) if config.is_gemma else read
 
 
-def _with_gemma3(read: ModelConfig, config: "_HfConfig") -> ModelConfig:
-    scalar = config.number("query_pre_attn_scalar", _GEMMA3_SCALAR)
+def _with_gemma(read: ModelConfig, config: "_HfConfig") -> ModelConfig:
+    scalar = config.number("query_pre_attn_scalar", _GEMMA_SCALAR)
     return replace(
         read,
         query_pre_attn_scalar=None if scalar == read.head_dim else scalar,
@@ -74,6 +75,8 @@ def _with_gemma3(read: ModelConfig, config: "_HfConfig") -> ModelConfig:
         activation="gelu_tanh",
         post_norms=True,
         offset_norms=True,
+        attention_softcap=config.softcap("attn_logit_softcapping", _GEMMA2_ATTENTION_SOFTCAP),
+        logit_softcap=config.softcap("final_logit_softcapping", _GEMMA2_LOGIT_SOFTCAP),
     )
 
 
@@ -90,12 +93,11 @@ def _refuse_hf_variants(config: "_HfConfig") -> None:
     wanted: list[tuple[str, object]] = [("mlp_bias", False)]
     if config.fields["model_type"] != "phi3":
         wanted.append(("partial_rotary_factor", 1.0))
-    if config.is_gemma3:
+    if config.is_gemma:
         wanted += [("hidden_activation", "gelu_pytorch_tanh"), ("use_bidirectional_attention", False)]
-        wanted += [("attn_logit_softcapping", None), ("final_logit_softcapping", None)]
     else:
         wanted.append(("hidden_act", "silu"))
-    if config.fields["model_type"] in {"mistral", "gemma3_text", "phi3"}:
+    if config.fields["model_type"] in {"mistral", "gemma2", "gemma3_text", "phi3"}:
         wanted.append(("attention_bias", False))
     for name, supported in wanted:
         value = config.fields.get(name, config.rope_parameters().get(name, supported))
@@ -125,13 +127,14 @@ def _sliding_window(config: "_HfConfig") -> SlidingWindow | None:
             num_tokens = config.find_integer("sliding_window")
             first = config.integer("max_window_layers", 0)
             layers = config.layers_with_window(tuple(layer >= first for layer in range(num_layers)))
-        case "gemma3_text":
-            num_tokens = config.integer("sliding_window", _GEMMA3_WINDOW)
-            period = config.integer("sliding_window_pattern", _GEMMA3_PERIOD)
+        case "gemma2" | "gemma3_text" as gemma:
+            num_tokens = config.integer("sliding_window", _GEMMA_WINDOW)
+            period = config.integer("sliding_window_pattern", _GEMMA_PERIODS[gemma])
             layers = config.layers_with_window(tuple((layer + 1) % period != 0 for layer in range(num_layers)))
-            # frequencies of its own, so it stays however long the window is
-            return SlidingWindow(num_tokens, layers, config.local_rope_theta())
-    if num_tokens is None or num_tokens >= config.integer("max_position_embeddings") or not any(layers):
+            theta = config.local_rope_theta() if gemma == "gemma3_text" else None
+    if num_tokens is None or not any(layers):
+        return None
+    if num_tokens >= config.integer("max_position_embeddings") and theta is None:
         return None
     return SlidingWindow(num_tokens, layers, theta)
 
@@ -217,6 +220,15 @@ class _HfConfig:
 
     def number(self, name: str, default: float) -> float:
         return self.as_number(name, self.fields.get(name, default))
+
+    @property
+    def is_gemma(self) -> bool:
+        return self.fields.get("model_type") in {"gemma2", "gemma3_text"}
+
+    def softcap(self, name: str, of_gemma2: float) -> float | None:
+        """null means none. Where it is missing, Gemma 3 has none."""
+        value = self.fields.get(name, None if self.is_gemma3 else of_gemma2)
+        return None if value is None else self.as_number(name, value)
 
     @property
     def is_gemma3(self) -> bool:

@@ -65,6 +65,31 @@ def mlp(rows: torch.Tensor, layer: LayerWeights, activation: Activation) -> torc
     return functional.linear(gate * up, layer.down)
 
 
+def attend_grouped(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """[batch, heads, tokens, head_dim]; keys and values may have fewer heads. PyTorch's own knows no softcap."""
+    if softcap is None:
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+        )
+    group = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = capped(queries @ keys.transpose(-1, -2) * scale, softcap)
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
+    return scores.softmax(-1) @ values
+
+
+def capped(values: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """As they are without a cap."""
+    return values if cap is None else cap * torch.tanh(values / cap)
+
+
 def attend(layer: int, queries: torch.Tensor, kv: PagedKv, batch: StepBatch, config: ModelConfig) -> torch.Tensor:
     """`queries` [tokens, heads, head_dim] against their sequences' pages; the step's own keys are in them already."""
     scale, has_window = config.score_divisor**-0.5, config.window_of(layer) is not None
@@ -78,17 +103,17 @@ def attend(layer: int, queries: torch.Tensor, kv: PagedKv, batch: StepBatch, con
         # the query heads of one key head stand where the positions of a longer query would
         grouped = queries[group.first : group.last].view(num_sequences, num_kv_heads, -1, head_dim)
         mask = group.window_mask if has_window else group.mask
-        attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+        attended = attend_grouped(grouped, keys, values, mask, scale, config.attention_softcap)
         outputs[group.first : group.last] = attended.reshape(num_sequences, -1, head_dim)
     for chunk in batch.prefill_chunks:
         keys, values = kv.gather(layer, chunk.block_index)
-        attended = functional.scaled_dot_product_attention(
+        attended = attend_grouped(
             queries[chunk.first : chunk.last].transpose(0, 1)[None],
             keys[:, :, : chunk.end],
             values[:, :, : chunk.end],
-            attn_mask=chunk.window_mask if has_window else chunk.mask,
-            scale=scale,
-            enable_gqa=True,
+            chunk.window_mask if has_window else chunk.mask,
+            scale,
+            config.attention_softcap,
         )
         outputs[chunk.first : chunk.last] = attended[0].transpose(0, 1)
     return outputs
@@ -121,7 +146,7 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocabulary]."""
         normed = rms_norm(hidden, self._weights.final_norm, self._config.rms_norm_eps)
-        return functional.linear(normed, self._weights.output)
+        return capped(functional.linear(normed, self._weights.output), self._config.logit_softcap)
 
     def _attention(
         self,

@@ -81,8 +81,8 @@ class Weights:
         for layer in self.layers:
             tensors += [layer.attention_norm, layer.query_key_value, layer.attention_output]
             tensors += [layer.mlp_norm, layer.gate_up, layer.down]
-            optional = (layer.query_key_value_bias, layer.query_norm, layer.key_norm, layer.attention_output_bias)
-            optional += (layer.after_attention_norm, layer.after_mlp_norm)
+            biases = (layer.query_key_value_bias, layer.attention_output_bias)
+            optional = (*biases, layer.query_norm, layer.key_norm, layer.after_attention_norm, layer.after_mlp_norm)
             tensors += [tensor for tensor in optional if tensor is not None]
             tensors += _scales_of(layer)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -113,7 +113,8 @@ class TritonDecoder:
         self._layer_pages = layer_pages(pages, config)
         self._max_context_tokens = limits.max_context_tokens
         scale = config.score_divisor**-0.5
-        self._scoring = [DeviceScoring(scale, config.window_of(layer)) for layer in range(config.num_layers)]
+        softcap = config.attention_softcap
+        self._scoring = [DeviceScoring(scale, config.window_of(layer), softcap) for layer in range(config.num_layers)]
         capability = 90 if device.type == "cpu" else 10 * torch.cuda.get_device_capability(device)[0]
         self._decode_tiles = decode_tiles(config.head_dim, pages.dtype)
         self._prefill_tiles = prefill_tiles(config.num_heads, config.num_kv_heads, config.head_dim, dtype, capability)
@@ -176,7 +177,8 @@ class TritonDecoder:
         rms_norm(delta, self._weights.final_norm, self._config.rms_norm_eps, normed, residual)
         logits = self._logits[: len(rows)]
         self._products.linear(normed, self._weights.output, None, logits)
-        return logits
+        cap = self._config.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _attention(self, number: int, layer: LayerWeights, batch: DeviceBatch, buffers: _Buffers) -> None:
         head_dim, num_heads = self._config.head_dim, self._config.num_heads

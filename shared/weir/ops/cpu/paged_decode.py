@@ -149,7 +149,7 @@ def decode_blocks(
 @kernel
 def _are_alike(items: NDArray[np.int32], one: int, other: int) -> bool:
     """Of one sequence and key head."""
-    return items[one, 0] == items[other, 0] and items[one, 1] == items[other, 1]
+    return bool(items[one, 0] == items[other, 0] and items[one, 1] == items[other, 1])
 
 
 @kernel

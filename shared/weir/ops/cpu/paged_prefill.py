@@ -28,6 +28,8 @@ from weir.ops.simd.loops import address_of
 
 ITEM_ROWS = 48
 
+_IS_FIRST, _IS_LATER = np.bool_(True), np.bool_(False)
+"""Not Python's own: of those numba compiles what they are handed to once for each."""
 _STATS_BYTES = STATS_FLOATS * FLOAT_BYTES
 
 
@@ -168,9 +170,9 @@ def _attend_block(
     starting = min(last, max(shown, starting)) if block_start > 0 else shown
     position = first_position - block_start
     if shown < starting:
-        _attend_rows(buffers, shown, starting, group_heads, position, False, head, page_ids, head_dim, scoring)
+        _attend_rows(buffers, shown, starting, group_heads, position, _IS_LATER, head, page_ids, head_dim, scoring)
     if starting < last:
-        _attend_rows(buffers, starting, last, group_heads, position, True, head, page_ids, head_dim, scoring)
+        _attend_rows(buffers, starting, last, group_heads, position, _IS_FIRST, head, page_ids, head_dim, scoring)
 
 
 @kernel
@@ -180,7 +182,7 @@ def _attend_rows(
     last: int,
     group_heads: int,
     position: int,
-    is_first: bool,
+    is_first: np.bool_,
     head: HeadPages,
     page_ids: NDArray[np.int32],
     head_dim: int,
