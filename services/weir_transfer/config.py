@@ -113,10 +113,16 @@ def with_model_shape(config: TransferConfig) -> TransferConfig:
     if config.model_digest:
         return config
     source = resolve_model(config.model_reference)
-    model = load_model_config(source)
+    model = load_model_config(source, config.max_context_tokens)
     return replace(
         config,
         page_bytes=page_geometry(model, choose_arithmetic(config.precision, model, config.device)).page_bytes,
         max_context_tokens=model.context_within(config.max_context_tokens),
-        model_digest=model_digest(source, config.precision, config.device, exact=config.exact),
+        model_digest=model_digest(
+            source,
+            config.precision,
+            config.device,
+            exact=config.exact,
+            max_context_tokens=config.max_context_tokens,
+        ),
     )

@@ -22,7 +22,13 @@ _KIND = gguf.GGMLQuantizationType.Q4_1
 
 
 def write_random_gguf(config: ModelConfig, path: Path, seed: int = DUMMY_SEED) -> None:
-    """Of numbers in [-SPREAD, SPREAD]; norms are ones and biases zeros. The same file for the same seed."""
+    """Of numbers in [-SPREAD, SPREAD]; norms are ones and biases zeros. The same file for the same seed.
+
+    Raises ValueError: see `can_be_written`."""
+    if not can_be_written(config):
+        raise ValueError(
+            "a window, norms behind branches or partly rotated heads: no GGUF file of them is written here"
+        )
     architecture = _architecture_of(config)
     names = gguf.get_tensor_name_map(architecture, config.num_layers)
     writer = gguf.GGUFWriter(path, arch=gguf.MODEL_ARCH_NAMES[architecture])
@@ -42,6 +48,11 @@ def write_random_gguf(config: ModelConfig, path: Path, seed: int = DUMMY_SEED) -
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def can_be_written(config: ModelConfig) -> bool:
+    """Llama, Qwen2 and Qwen3, whose files say all that there is to say."""
+    return config.window is None and config.rotary_dim is None and not config.post_norms
 
 
 def _architecture_of(config: ModelConfig) -> gguf.MODEL_ARCH:
@@ -93,7 +104,9 @@ def _random_blocks(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.uint8]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", choices=sorted(MODEL_SHAPES))
+    parser.add_argument(
+        "shape", choices=sorted(name for name, config in MODEL_SHAPES.items() if can_be_written(config))
+    )
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
     write_random_gguf(shape_named(arguments.shape), arguments.out)

@@ -61,7 +61,7 @@ def logits_after(token_ids: Sequence[int], config: ModelConfig, weights: Weights
     plan = StepPlan(0, (ChunkPlan(0, 0, tuple(token_ids), tuple(range(num_pages)), None),))
     decoder = Decoder(config, weights)
     with torch.inference_mode():
-        hidden = decoder.forward(build_batch(plan, kv, config.vocab_size, config.max_context_tokens), kv)
+        hidden = decoder.forward(build_batch(plan, kv, config), kv)
         return decoder.logits(hidden[-1:])[0]
 
 

@@ -32,17 +32,18 @@ from triton.runtime.jit import JITFunction
 from weir.model.files.dummy import shape_named
 from weir.model.triton.memory import layer_pages, page_shape
 from weir.ops.gpu.adjust_logits import AdjustIndex, adjust_logits
+from weir.ops.gpu.attention import DeviceScoring
 from weir.ops.gpu.decode_work import decode_tiles, decode_work
 from weir.ops.gpu.exact_linear import exact_linear
 from weir.ops.gpu.fp8_product import fp8_product
-from weir.ops.gpu.fp8_rows import quantize_rows, silu_mul_quantize
+from weir.ops.gpu.fp8_rows import gated_quantize, quantize_rows
+from weir.ops.gpu.gated import gated
 from weir.ops.gpu.paged_decode import decode_scratch, paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles
 from weir.ops.gpu.rms_norm import rms_norm
 from weir.ops.gpu.rotary_kv_write import rotary_kv_write
 from weir.ops.gpu.sampling import sample, sampling_scratch
 from weir.ops.gpu.sampling_filters import FilterIndex, sample_filtered
-from weir.ops.gpu.silu_mul import silu_mul
 from weir.ops.gpu.token_logprobs import num_columns_of, token_logprobs
 from weir.ops.reference import HeadNorms
 
@@ -54,6 +55,17 @@ MODELS = {
     "llama-3.1-8b": (32, 8, 128),
     "head-dim-80": (32, 32, 80),
     "gemma-head-dim-256": (8, 4, 256),
+}
+
+PLAIN = (DeviceScoring(0.125),)
+SCORINGS = {
+    # Gemma 3, and Gemma 2, which caps scores in layers of both kinds
+    "gemma-head-dim-256": (
+        *PLAIN,
+        DeviceScoring(0.0625, 512),
+        DeviceScoring(0.0625, 4096, 50.0),
+        DeviceScoring(0.0625, None, 50.0),
+    ),
 }
 
 FP32_MODELS = ("smollm2-135m", "llama-3.1-8b", "head-dim-80")
@@ -82,7 +94,8 @@ def launch_decode(model: str, dtype: torch.dtype, _arch: int) -> None:
     scratch = decode_scratch(4, num_heads, head_dim, 4096, tiles, CPU)
     tables, lengths = torch.zeros(4, 64, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
     queries, work = query_key_value[:, :num_heads], decode_work(tables, lengths, tiles)
-    paged_decode(queries, pages[:, 0, 0], pages[:, 0, 1], work, 0.125, out, scratch, tiles)
+    for scoring in SCORINGS.get(model, PLAIN):
+        paged_decode(queries, pages[:, 0, 0], pages[:, 0, 1], work, scoring, out, scratch, tiles)
 
 
 def launch_prefill(model: str, dtype: torch.dtype, arch: int) -> None:
@@ -95,7 +108,9 @@ def launch_prefill(model: str, dtype: torch.dtype, arch: int) -> None:
     tile_list = torch.tensor([[0, 0], [1, 0]], dtype=torch.int32)
     queries = query_key_value[:, :num_heads]
     tiles = prefill_tiles(num_heads, num_kv_heads, head_dim, dtype, arch)
-    paged_prefill(queries, pages[:, 0, 0], pages[:, 0, 1], tables, first_rows, ends, tile_list, 0.125, out, tiles)
+    keys, values = pages[:, 0, 0], pages[:, 0, 1]
+    for scoring in SCORINGS.get(model, PLAIN):
+        paged_prefill(queries, keys, values, tables, first_rows, ends, tile_list, scoring, out, tiles)
 
 
 def launch_rotary(model: str, dtype: torch.dtype, _arch: int) -> None:
@@ -119,12 +134,22 @@ def launch_int8_pages(model: str, dtype: torch.dtype, arch: int) -> None:
     tiles = decode_tiles(head_dim, torch.int8)
     scratch = decode_scratch(4, num_heads, head_dim, 4096, tiles, CPU)
     work = decode_work(torch.zeros(4, 64, dtype=torch.int32), torch.ones(4, dtype=torch.int32), tiles)
-    paged_decode(queries, pages.keys, pages.values, work, 0.125, out, scratch, tiles, pages.scales)
+    paged_decode(queries, pages.keys, pages.values, work, DeviceScoring(0.125), out, scratch, tiles, pages.scales)
     tables, ends = torch.zeros(2, 64, dtype=torch.int32), torch.tensor([2, 2], dtype=torch.int32)
     first_rows, tile_list = torch.tensor([0, 2, 4], dtype=torch.int32), torch.tensor([[0, 0], [1, 0]]).int()
     prefill = prefill_tiles(num_heads, num_kv_heads, head_dim, dtype, arch)
     paged_prefill(
-        queries, pages.keys, pages.values, tables, first_rows, ends, tile_list, 0.125, out, prefill, pages.scales
+        queries,
+        pages.keys,
+        pages.values,
+        tables,
+        first_rows,
+        ends,
+        tile_list,
+        DeviceScoring(0.125),
+        out,
+        prefill,
+        pages.scales,
     )
     table, places = torch.empty(8, head_dim // 2), torch.zeros(4, dtype=torch.int32)
     for norms in (None, HeadNorms(torch.empty(head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype), 1e-6)):
@@ -149,18 +174,18 @@ def launch_linear(layer: str, dtype: torch.dtype, _arch: int) -> None:
 
 
 def launch_silu(width: int, dtype: torch.dtype, _arch: int) -> None:
-    silu_mul(torch.empty(4, 2 * width, dtype=dtype), torch.empty(4, width, dtype=dtype))
+    gated(torch.empty(4, 2 * width, dtype=dtype), torch.empty(4, width, dtype=dtype))
 
 
 def launch_fp8(shape: tuple[int, int], dtype: torch.dtype, _arch: int) -> None:
     """Of a model of so many hidden and intermediate columns."""
     hidden, width = shape
     quantized, scales = torch.empty(64, hidden, dtype=torch.float8_e4m3fn), torch.empty(64)
-    rows, gated = torch.empty(64, hidden, dtype=dtype), torch.empty(64, width, dtype=torch.float8_e4m3fn)
+    rows, inner = torch.empty(64, hidden, dtype=dtype), torch.empty(64, width, dtype=torch.float8_e4m3fn)
     quantize_rows(rows, quantized, scales)
     rms_norm(rows, rows[0], 1e-5, quantized, None, scales)
     rms_norm(rows, rows[0], 1e-5, quantized, torch.empty_like(rows), scales)
-    silu_mul_quantize(torch.empty(64, 2 * width, dtype=dtype), gated, scales)
+    gated_quantize(torch.empty(64, 2 * width, dtype=dtype), inner, scales)
     matrix, matrix_scales = torch.empty(hidden, hidden, dtype=torch.float8_e4m3fn), torch.empty(hidden)
     for num_rows in (4, 64):
         for bias in (None, rows[0]):

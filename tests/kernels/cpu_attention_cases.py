@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tests.kernels.whole_ops import bf16_to_float32
 
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.ops.cpu.attention import NO_WINDOW, Scoring, scoring_of
 from weir.ops.cpu.paged_decode import (
     decode_blocks,
     decode_merge,
@@ -29,11 +30,17 @@ NUM_LAYERS, LAYER = 3, 1
 
 @dataclass(frozen=True)
 class Heads:
-    """One model's attention."""
+    """One layer's attention."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    window: int = NO_WINDOW
+    softcap: float = 0.0
+
+    @property
+    def scoring(self) -> Scoring:
+        return scoring_of(self.head_dim, self.window, self.softcap)
 
     @property
     def group(self) -> int:
@@ -44,11 +51,22 @@ class Heads:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def __str__(self) -> str:
-        return f"{self.num_heads}-{self.num_kv_heads}x{self.head_dim}"
+        bounds = ("" if self.window == NO_WINDOW else f"-window{self.window}") + ("-capped" if self.softcap else "")
+        return f"{self.num_heads}-{self.num_kv_heads}x{self.head_dim}{bounds}"
 
 
 SMOLLM2 = Heads(9, 3, 64)
-ALL_HEADS = (SMOLLM2, Heads(4, 4, 128), Heads(8, 1, 64), Heads(14, 2, 80), Heads(3, 1, 8), Heads(32, 2, 96))
+WINDOWED = Heads(9, 3, 64, window=40)
+ALL_HEADS = (
+    SMOLLM2,
+    Heads(4, 4, 128),
+    Heads(8, 1, 64),
+    Heads(14, 2, 80),
+    Heads(3, 1, 8),
+    Heads(32, 2, 96),
+    WINDOWED,
+    Heads(8, 4, 256, window=129, softcap=2.5),
+)
 
 
 @dataclass(frozen=True)
@@ -105,8 +123,9 @@ def decode(
     heads = world.heads
     seen, rows = np.array(lengths, np.int32), np.arange(len(lengths), dtype=np.int32)
     tables = np.ascontiguousarray(world.block_tables[list(sequences)])
-    items = np.empty((num_decode_items(seen, heads.num_kv_heads) + 1, 3), np.int32)
-    count = plan_decode(seen, heads.num_kv_heads, items)
+    items = np.empty((num_decode_items(seen, heads.num_kv_heads, heads.window) + 1, 3), np.int32)
+    count = plan_decode(seen, heads.num_kv_heads, heads.window, items)
+    assert count == len(items) - 1
     partials = np.full((count, decode_partial_floats(heads.group, heads.head_dim)), np.nan, np.float32)
     scratch = np.full((num_threads, decode_scratch_floats(heads.group)), np.nan, np.float32)
     attended = np.full((len(rows), heads.num_heads * heads.head_dim), np.nan, np.float32)
@@ -119,6 +138,7 @@ def decode(
             world.pages,
             LAYER,
             heads.group,
+            heads.scoring,
             items,
             count,
             partials,
@@ -127,7 +147,18 @@ def decode(
             num_threads,
         )
     for thread in reversed(range(num_threads)):
-        decode_merge(rows, items, count, heads.group, heads.head_dim, partials, attended, thread, num_threads)
+        decode_merge(
+            rows,
+            items,
+            count,
+            heads.group,
+            heads.head_dim,
+            heads.scoring.scale,
+            partials,
+            attended,
+            thread,
+            num_threads,
+        )
     return attended.reshape(len(rows), heads.num_heads, heads.head_dim)
 
 
@@ -154,6 +185,7 @@ def prefill(
             world.pages,
             LAYER,
             heads.group,
+            heads.scoring,
             items,
             count,
             scratch,
@@ -167,12 +199,15 @@ def prefill(
 def attend_in_float64(
     world: World, qkv: NDArray[np.float32], sequence: int, lengths: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Row i sees the first `lengths[i]` positions of the sequence. [rows, heads, head_dim]."""
+    """Row i sees the window's of the first `lengths[i]` positions of the sequence. [rows, heads, head_dim]."""
     heads = world.heads
     queries = qkv[:, : heads.num_heads * heads.head_dim].astype(np.float64).reshape(-1, *_grouped(heads))
     keys, values = (x[sequence].astype(np.float64) for x in (world.keys, world.values))
     scores = np.einsum("rkgd,tkd->rkgt", queries, keys) / np.sqrt(heads.head_dim)
-    hidden = np.arange(len(keys)) >= np.array(lengths)[:, None]
+    if heads.softcap:
+        scores = heads.softcap * np.tanh(scores / heads.softcap)
+    positions, ends = np.arange(len(keys)), np.array(lengths)[:, None]
+    hidden = (positions >= ends) | (positions < ends - heads.window)
     scores[np.broadcast_to(hidden[:, None, None], scores.shape)] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     attended: NDArray[np.float64] = np.einsum("rkgt,tkd->rkgd", weights / weights.sum(axis=-1, keepdims=True), values)

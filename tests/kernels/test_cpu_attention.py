@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.kernels.cpu_attention_cases import (
     LAYER,
     NUM_LAYERS,
     SMOLLM2,
+    WINDOWED,
     Heads,
     World,
     attend_in_float64,
@@ -69,14 +71,36 @@ def test_a_prompt_has_the_bits_of_its_tokens_one_by_one(heads: Heads) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(cuts=st.sets(st.integers(1, 299), max_size=12), num_threads=st.integers(1, 4))
-def test_any_cut_into_chunks_gives_the_same_bits(cuts: set[int], num_threads: int) -> None:
-    world = make_world(SMOLLM2, [300], seed=7)
-    rows = make_queries(SMOLLM2, 300, seed=8)
+@given(
+    cuts=st.sets(st.integers(1, 299), max_size=12),
+    num_threads=st.integers(1, 4),
+    window=st.sampled_from([SMOLLM2.window, 1, 40, 127, 128, 129, 200]),
+)
+def test_any_cut_into_chunks_gives_the_same_bits(cuts: set[int], num_threads: int, window: int) -> None:
+    heads = replace(SMOLLM2, window=window)
+    world = make_world(heads, [300], seed=7)
+    rows = make_queries(heads, 300, seed=8)
     whole = prefill(world, rows, [(0, 0, 300)])
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), 300], strict=True):
         found = prefill(world, np.ascontiguousarray(rows[start:end]), [(0, start, end)], num_threads)
         assert_same_bits(found, whole[start:end])
+
+
+@pytest.mark.parametrize("length", [40, 41, 167, 168, 169, 300])
+def test_what_lies_before_the_window_never_matters(length: int) -> None:
+    world = make_world(WINDOWED, [length], seed=22)
+    rows = make_queries(WINDOWED, 1, seed=23)
+    before = decode(world, rows, [0], [length])
+    other = World(WINDOWED, world.pages.copy(), world.block_tables, world.keys, world.values)
+    for position in range(length - WINDOWED.window):
+        place = other.pages[other.block_tables[0, position // PAGE_TOKENS], LAYER]
+        place[0].reshape(3, -1, PAGE_TOKENS)[:, :, position % PAGE_TOKENS] = SEVEN
+        place[1].reshape(3, PAGE_TOKENS, -1)[:, position % PAGE_TOKENS] = SEVEN
+    assert_same_bits(decode(other, rows, [0], [length]), before)
+    assert_same_bits(prefill(other, rows, [(0, length - 1, length)]), before)
+    first_seen = length - WINDOWED.window
+    other.pages[other.block_tables[0, first_seen // PAGE_TOKENS], LAYER, 1] = SEVEN
+    assert not np.array_equal(decode(other, rows, [0], [length]), before)
 
 
 @pytest.fixture(scope="module")

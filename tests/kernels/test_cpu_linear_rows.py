@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.kernels.whole_ops import dequantized, rms_norm_quantize, silu_mul_quantize
 
+from weir.ops.cpu.gated import gated_quantize_range
 from weir.ops.cpu.quantize import quantize_range, quantize_rows
 from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, records_of, row_bytes
 from weir.ops.cpu.rms_norm import rms_norm_quantize_range
-from weir.ops.cpu.silu_mul import silu_mul_quantize_range
 
 Floats = NDArray[np.float32]
 
@@ -147,7 +147,7 @@ def test_a_range_of_groups_writes_those_and_no_others(num_inputs: int, first: in
     assert_only(rows, whole, range(first, last))
     whole = silu_mul_quantize(gate_up)
     rows = np.full_like(whole, 0xEE)
-    silu_mul_quantize_range(gate_up, rows, first, last)
+    gated_quantize_range(gate_up, rows, np.bool_(False), first, last)
     assert_only(rows, whole, range(first, last))
 
 

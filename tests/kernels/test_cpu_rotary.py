@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, rotary_frequencies
 from weir.model.torch.decoder import Rotary
 from weir.model.torch.paged_kv import PagedKv
 from weir.ops import reference
@@ -52,7 +52,7 @@ def test_a_step_rotates_and_writes_as_the_fp32_path_does(
     positions = (random.integers(0, 4096 // PAGE_TOKENS, num_tokens) * PAGE_TOKENS + places % PAGE_TOKENS).astype("i4")
     page_ids = (places // PAGE_TOKENS).astype(np.int32)
 
-    rotary, num_rotated = Rotary(config), config.num_heads + config.num_kv_heads
+    rotary, num_rotated = Rotary(rotary_frequencies(config)), config.num_heads + config.num_kv_heads
     heads = torch.from_numpy(qkv.copy()).view(num_tokens, -1, config.head_dim)
     rotated = rotary.rotate(heads[:, :num_rotated], rotary.tables(torch.from_numpy(positions)))
     expected_pages = poisoned_pages(config)

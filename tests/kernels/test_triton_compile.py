@@ -28,12 +28,12 @@ KERNELS = {
     "sample_token_kernel",
     "fp8_product_kernel",
     "quantize_rows_kernel",
-    "silu_mul_quantize_kernel",
+    "gated_quantize_kernel",
     "paged_decode_kernel",
     "paged_prefill_kernel",
     "rms_norm_kernel",
     "rotary_kv_write_kernel",
-    "silu_mul_kernel",
+    "gated_kernel",
 }
 
 pytestmark = pytest.mark.timeout(900)

@@ -4,16 +4,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.ops.cpu.embedding import embedding_range
+from weir.ops.cpu.gated import gated_quantize_range
 from weir.ops.cpu.linear_pack import PackedMatrix
 from weir.ops.cpu.quantized_rows import GROUP, empty_rows, records_of
 from weir.ops.cpu.rms_norm import rms_norm_quantize_range
-from weir.ops.cpu.silu_mul import silu_mul_quantize_range
 
 
-def embedding_rows(matrix: PackedMatrix, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Rows `token_ids` [m] of the matrix as float32 [m, inputs], exact."""
+def embedding_rows(matrix: PackedMatrix, token_ids: NDArray[np.int64], factor: float = 1.0) -> NDArray[np.float32]:
+    """Rows `token_ids` [m] of the matrix as float32 [m, inputs], exact but for what `factor` rounds."""
     out = np.empty((len(token_ids), matrix.num_inputs), dtype=np.float32)
-    embedding_range(matrix.data, int(matrix.kind), token_ids, out, 0, len(token_ids))
+    embedding_range(matrix.data, int(matrix.kind), np.float32(factor), token_ids, out, 0, len(token_ids))
     return out
 
 
@@ -27,10 +27,19 @@ def rms_norm_quantize(inputs: NDArray[np.float32], weight: NDArray[np.float32], 
 
 def silu_mul_quantize(gate_up: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Quantized rows [m, inner] of silu(gate) * up, from `gate_up` float32 [m, 2 * inner]."""
+    return _gated(gate_up, is_gelu=False)
+
+
+def gelu_mul_quantize(gate_up: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """The same of gelu(gate) * up."""
+    return _gated(gate_up, is_gelu=True)
+
+
+def _gated(gate_up: NDArray[np.float32], *, is_gelu: bool) -> NDArray[np.uint8]:
     gate_up = np.ascontiguousarray(gate_up, dtype=np.float32)
     num_rows, columns = gate_up.shape
     rows = empty_rows(num_rows, columns // 2)
-    silu_mul_quantize_range(gate_up, rows, 0, num_rows * columns // 2 // GROUP)
+    gated_quantize_range(gate_up, rows, np.bool_(is_gelu), 0, num_rows * columns // 2 // GROUP)
     return rows
 
 

@@ -20,12 +20,14 @@ from weir.model.cpu.core_share import FixedShare
 from weir.model.cpu.threads import ThreadTeam, most_chunks
 from weir.ops.cpu import paged_decode as decode
 from weir.ops.cpu import paged_prefill as prefill
+from weir.ops.cpu.attention import NO_WINDOW, Scoring, scoring_of
 from weir.ops.simd.bf16 import BF16_BYTES, bf16_from
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, take_chunk, wait_for_phase
 
 _GROUP_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 3, 3, 64  # of SmolLM2-135M
 _NUM_HEADS = _GROUP_HEADS * _NUM_KV_HEADS
+_SCORING = scoring_of(_HEAD_DIM)
 _NUM_LAYERS = 30
 _MOST_BYTES = 512 << 20
 _DECODES = ((1, 160), (8, 160), (32, 160), (32, 500), (32, 2000))
@@ -82,9 +84,9 @@ def measure_decode(batch: int, length: int, num_threads: int, bandwidth_gb_s: fl
     world = _make_world(batch, length)
     qkv = _random(batch, (_NUM_HEADS + 2 * _NUM_KV_HEADS) * _HEAD_DIM)
     rows, lengths = np.arange(batch, dtype=np.int32), np.full(batch, length, np.int32)
-    num_items = decode.num_decode_items(lengths, _NUM_KV_HEADS)
+    num_items = decode.num_decode_items(lengths, _NUM_KV_HEADS, NO_WINDOW)
     items = np.empty((num_items, 3), np.int32)
-    decode.plan_decode(lengths, _NUM_KV_HEADS, items)
+    decode.plan_decode(lengths, _NUM_KV_HEADS, NO_WINDOW, items)
     partials = np.empty((num_items, decode.decode_partial_floats(_GROUP_HEADS, _HEAD_DIM)), np.float32)
     scratch = np.empty((most_chunks(num_threads), decode.decode_scratch_floats(_GROUP_HEADS)), np.float32)
     attended = np.empty((batch, _NUM_HEADS * _HEAD_DIM), np.float32)
@@ -92,7 +94,7 @@ def measure_decode(batch: int, length: int, num_threads: int, bandwidth_gb_s: fl
 
     def run_kernel(tables: Tables) -> None:
         def work(state: PhaseState, base: int, num_chunks: int) -> None:
-            fixed = (qkv, rows, lengths, tables, world.pages, items, partials, scratch, attended)
+            fixed = (qkv, rows, lengths, tables, world.pages, _SCORING, items, partials, scratch, attended)
             _decode_layers(*fixed, state, base, num_chunks)
 
         team.run(work, batch)
@@ -124,7 +126,7 @@ def measure_prefill(num_new: int, num_cached: int, num_threads: int, bandwidth_g
 
     def run_kernel(tables: Tables) -> None:
         def work(state: PhaseState, base: int, num_chunks: int) -> None:
-            fixed = (qkv, first_rows, tokens, ends, tables, world.pages, items, scratch, attended)
+            fixed = (qkv, first_rows, tokens, ends, tables, world.pages, _SCORING, items, scratch, attended)
             _prefill_layers(*fixed, state, base, num_chunks)
 
         team.run(work, num_new)
@@ -149,6 +151,7 @@ def _decode_layers(
     lengths: NDArray[np.int32],
     tables: Tables,
     pages: NDArray[np.uint16],
+    scoring: Scoring,
     items: NDArray[np.int32],
     partials: NDArray[np.float32],
     scratch: NDArray[np.float32],
@@ -163,14 +166,28 @@ def _decode_layers(
         chunk = take_chunk(state, base, phase, num_chunks)
         while chunk >= 0:
             decode.decode_blocks(
-                qkv, rows, lengths, tables, pages, layer, group, items, count, partials, scratch, chunk, num_chunks
+                qkv,
+                rows,
+                lengths,
+                tables,
+                pages,
+                layer,
+                group,
+                scoring,
+                items,
+                count,
+                partials,
+                scratch,
+                chunk,
+                num_chunks,
             )
             chunk_is_done(state)
             chunk = take_chunk(state, base, phase, num_chunks)
         phase = wait_for_phase(state, base, phase, num_chunks)
         chunk = take_chunk(state, base, phase, num_chunks)
         while chunk >= 0:
-            decode.decode_merge(rows, items, count, group, _HEAD_DIM, partials, attended, chunk, num_chunks)
+            scale = scoring.scale
+            decode.decode_merge(rows, items, count, group, _HEAD_DIM, scale, partials, attended, chunk, num_chunks)
             chunk_is_done(state)
             chunk = take_chunk(state, base, phase, num_chunks)
         phase = wait_for_phase(state, base, phase, num_chunks)
@@ -184,6 +201,7 @@ def _prefill_layers(
     ends: NDArray[np.int32],
     tables: Tables,
     pages: NDArray[np.uint16],
+    scoring: Scoring,
     items: NDArray[np.int32],
     scratch: NDArray[np.float32],
     attended: NDArray[np.float32],
@@ -198,7 +216,7 @@ def _prefill_layers(
         chunk = take_chunk(state, base, phase, num_chunks)
         while chunk >= 0:
             prefill.paged_prefill(
-                qkv, *chunks, tables, pages, layer, group, items, count, scratch, attended, chunk, num_chunks
+                qkv, *chunks, tables, pages, layer, group, scoring, items, count, scratch, attended, chunk, num_chunks
             )
             chunk_is_done(state)
             chunk = take_chunk(state, base, phase, num_chunks)

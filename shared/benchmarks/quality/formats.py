@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from weir.model.architecture import ModelConfig
+from weir.model.architecture import ModelConfig, rotary_frequencies
 from weir.model.torch.decoder import Rotary, norm_heads, rms_norm
 from weir.model.torch.weights import LayerWeights, Weights
 from weir.ops.reference_quantized import E4M3_MAX, INT8_MAX, LEAST_AMAX, quantize_heads, quantize_rows
@@ -117,7 +117,7 @@ def with_key_outliers(weights: Weights, config: ModelConfig, factor: float) -> W
 
 def log_probabilities(config: ModelConfig, weights: Weights, token_ids: torch.Tensor, used: Format) -> torch.Tensor:
     """fp32 [tokens, vocabulary] of one window; `weights` have been rounded."""
-    rotary = Rotary(config)
+    rotary = Rotary(rotary_frequencies(config))
     tables = rotary.tables(torch.arange(len(token_ids)))
     num_rotated = config.num_heads + config.num_kv_heads
 

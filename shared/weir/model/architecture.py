@@ -3,7 +3,8 @@ elsewhere (`weir.model.files.config`).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -75,16 +76,73 @@ class GivenScaling:
             _check_positive("rotary scaling given by divisors", divisor=divisor)
 
 
-RotaryScaling = LinearScaling | Llama3Scaling | GivenScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Divisors for contexts of up to `original_context_tokens` and for longer ones, one a frequency (Ding et al.:
+    "LongRoPE", 2024). Cosines and sines are multiplied with `magnitude`.
+
+    `is_long` is chosen once, by the longest context that is served: keys in pages keep what they mean while a sequence
+    grows. (transformers changes to the others in mid-sequence.)
+    """
+
+    short_divisors: tuple[float, ...]
+    long_divisors: tuple[float, ...]
+    original_context_tokens: int
+    magnitude: float
+    is_long: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive("longrope rotary scaling", original=self.original_context_tokens, magnitude=self.magnitude)
+        for divisor in (*self.short_divisors, *self.long_divisors):
+            _check_positive("longrope rotary scaling", divisor=divisor)
+        if len(self.short_divisors) != len(self.long_divisors):
+            raise ModelError(
+                f"longrope rotary scaling: {len(self.short_divisors)} short factors and {len(self.long_divisors)} "
+                "long ones, expected as many"
+            )
+
+    @property
+    def divisors(self) -> tuple[float, ...]:
+        return self.long_divisors if self.is_long else self.short_divisors
+
+
+RotaryScaling = LinearScaling | Llama3Scaling | GivenScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """Layers that are marked attend to the last `num_tokens` positions only, a query's own among them.
+
+    With a `rope_theta` they rotate by frequencies of their own, which nothing scales.
+    """
+
+    num_tokens: int
+    layers: tuple[bool, ...]
+    rope_theta: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive("sliding window", num_tokens=self.num_tokens)
+        if self.rope_theta is not None:
+            _check_positive("sliding window", rope_theta=self.rope_theta)
+
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama kind (Llama, Mistral, Qwen2, Qwen3).
+    """A decoder of the Llama kind (Llama, Mistral, Qwen2, Qwen3), and what Gemma and Phi-3 have beside it.
 
     The two flags of biases say that the query, key and value projections (all three) and the output projection of
     attention add one; `query_key_norm`, that each head of queries and keys is normed before it is rotated, by weights
     that all heads share. `rotary_scaling` None: frequencies as `rope_theta` gives them.
+
+    `window` None: every layer attends to everything. `query_pre_attn_scalar`: products of queries and keys are divided
+    by its square root, None: by that of `head_dim`. `embedding_scale`: what embeddings are multiplied with.
+    `activation` is that of the MLP's gate. `post_norms`: what attention and the MLP give is normed before it is added.
+    `offset_norms`: files may keep norms as their distance from 1; loaded ones are multiplied with as they are, and stay
+    in fp32. `rotary_dim`: of a head, so many dimensions rotate, None: all. Softcaps: scores of attention, and logits,
+    x become cap * tanh(x / cap).
     """
 
     vocab_size: int
@@ -104,6 +162,15 @@ class ModelConfig:
     attention_output_bias: bool = False
     query_key_norm: bool = False
     rotary_scaling: RotaryScaling | None = None
+    window: SlidingWindow | None = None
+    query_pre_attn_scalar: float | None = None
+    embedding_scale: float = 1.0
+    activation: Activation = "silu"
+    post_norms: bool = False
+    offset_norms: bool = False
+    rotary_dim: int | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
         _check_positive("model configuration", **{name: getattr(self, name) for name in _POSITIVE})
@@ -113,11 +180,24 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"model configuration: head_dim is {self.head_dim}, expected an even number")
+        if not 0 < self.num_rotated <= self.head_dim or self.num_rotated % 2:
+            raise ModelError(
+                f"model configuration: rotary_dim is {self.num_rotated}, expected an even number of at most head_dim, "
+                f"{self.head_dim}"
+            )
         scaling = self.rotary_scaling
-        if isinstance(scaling, GivenScaling) and len(scaling.divisors) != self.head_dim // 2:
+        if isinstance(scaling, GivenScaling | LongRopeScaling) and len(scaling.divisors) != self.num_rotated // 2:
             raise ModelError(
                 f"model configuration: {len(scaling.divisors)} divisors of rotary frequencies, "
-                f"expected head_dim / 2 = {self.head_dim // 2}"
+                f"expected {self.num_rotated // 2}, half of what rotates of a head"
+            )
+        for name in ("attention_softcap", "logit_softcap", "query_pre_attn_scalar"):
+            if getattr(self, name) is not None:
+                _check_positive("model configuration", **{name: getattr(self, name)})
+        if self.window is not None and len(self.window.layers) != self.num_layers:
+            raise ModelError(
+                f"model configuration: the sliding window marks {len(self.window.layers)} layers, "
+                f"expected num_layers = {self.num_layers}"
             )
 
     def context_within(self, max_context_tokens: int) -> int:
@@ -127,6 +207,32 @@ class ModelConfig:
                 f"max_context_tokens {max_context_tokens}: the model's context is {self.max_context_tokens}"
             )
         return max_context_tokens or self.max_context_tokens
+
+    def served_up_to(self, max_context_tokens: int) -> "ModelConfig":
+        """For contexts of at most so many tokens; 0: the model's own. Raises ModelError for more than the model has.
+
+        The same but where rotary frequencies depend on it.
+        """
+        longest, scaling = self.context_within(max_context_tokens), self.rotary_scaling
+        if not isinstance(scaling, LongRopeScaling):
+            return self
+        chosen = replace(scaling, is_long=longest > scaling.original_context_tokens)
+        return replace(self, rotary_scaling=chosen, max_context_tokens=longest)
+
+    @property
+    def num_rotated(self) -> int:
+        """Dimensions of a head that rotate."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def score_divisor(self) -> float:
+        """Products of queries and keys are divided by its square root."""
+        return self.head_dim if self.query_pre_attn_scalar is None else self.query_pre_attn_scalar
+
+    def window_of(self, layer: int) -> int | None:
+        """How many positions the layer attends to at most; None: to all."""
+        window = self.window
+        return window.num_tokens if window is not None and window.layers[layer] else None
 
     @property
     def page_geometry(self) -> PageGeometry:
@@ -170,12 +276,46 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes["self_attn.o_proj.weight"] = (hidden, query)
     if config.attention_output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
-    return shapes | {
-        "post_attention_layernorm.weight": (hidden,),
+    shapes["post_attention_layernorm.weight"] = (hidden,)
+    if config.post_norms:
+        shapes["pre_feedforward_layernorm.weight"] = (hidden,)
+    shapes |= {
         "mlp.gate_proj.weight": (inner, hidden),
         "mlp.up_proj.weight": (inner, hidden),
         "mlp.down_proj.weight": (hidden, inner),
     }
+    if config.post_norms:
+        shapes["post_feedforward_layernorm.weight"] = (hidden,)
+    return shapes
+
+
+def mlp_norm_name(config: ModelConfig) -> str:
+    """The norm before the MLP. Models with post-norms call what the others call so the norm behind attention."""
+    return "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+
+
+def local_rotary_frequencies(config: ModelConfig) -> Frequencies | None:
+    """`rotary_frequencies` of layers with a window; None: those of all others."""
+    window = config.window
+    if window is None or window.rope_theta is None:
+        return None
+    return _unscaled(config.head_dim, window.rope_theta)
+
+
+def partial_rotary_order(config: ModelConfig) -> npt.NDArray[np.intp] | None:
+    """Where part of a head rotates: which of its dimensions stands where, `[head_dim]`. None: as in the files.
+
+    Files have what rotates first. Scores do not change if queries and keys have their dimensions in another order, so
+    they get one in which pairs are (i, i + head_dim / 2) as in other models; those that do not rotate turn by 0:
+
+        file    | first of the pairs | second of the pairs | rest, first half | rest, second half |
+        here    | first of the pairs | rest, first half | second of the pairs | rest, second half |
+    """
+    if config.num_rotated == config.head_dim:
+        return None
+    pairs, rotated, middle = config.num_rotated // 2, config.num_rotated, (config.num_rotated + config.head_dim) // 2
+    bounds = ((0, pairs), (rotated, middle), (pairs, rotated), (middle, config.head_dim))
+    return np.concatenate([np.arange(first, last, dtype=np.intp) for first, last in bounds])
 
 
 def rotary_frequencies(config: ModelConfig) -> Frequencies:
@@ -184,9 +324,20 @@ def rotary_frequencies(config: ModelConfig) -> Frequencies:
     The same roundings as Hugging Face transformers (`modeling_rope_utils.py`): the angle at a late position would show
     any other.
     """
-    exponents = np.arange(0, config.head_dim, 2).astype(np.float32) / np.float32(config.head_dim)
-    powers = np.power(config.rope_theta, exponents, dtype=np.float64)
-    frequencies: Frequencies = np.float32(1.0) / powers.astype(np.float32)
+    rotating = _scaled(_unscaled(config.num_rotated, config.rope_theta), config)
+    still = np.zeros((config.head_dim - config.num_rotated) // 2, np.float32)
+    return np.concatenate([rotating, still])
+
+
+def rotary_magnitudes(config: ModelConfig) -> Frequencies:
+    """What the cosines and sines of each frequency are multiplied with, fp32 `[head_dim / 2]`."""
+    scaling, magnitudes = config.rotary_scaling, np.ones(config.head_dim // 2, np.float32)
+    if isinstance(scaling, LongRopeScaling):
+        magnitudes[: config.num_rotated // 2] = scaling.magnitude
+    return magnitudes
+
+
+def _scaled(frequencies: Frequencies, config: ModelConfig) -> Frequencies:
     match config.rotary_scaling:
         case None:
             return frequencies
@@ -196,6 +347,21 @@ def rotary_frequencies(config: ModelConfig) -> Frequencies:
             return _llama3(frequencies, scaling)
         case GivenScaling(divisors):
             return np.divide(frequencies, divisors, dtype=np.float32)
+        case LongRopeScaling() as scaling:
+            chosen = np.array(scaling.divisors, np.float32)
+            by_longrope: Frequencies = np.float32(1.0) / (chosen * _powers(config.num_rotated, config.rope_theta))
+            return by_longrope
+
+
+def _unscaled(num_rotated: int, theta: float) -> Frequencies:
+    frequencies: Frequencies = np.float32(1.0) / _powers(num_rotated, theta)
+    return frequencies
+
+
+def _powers(num_rotated: int, theta: float) -> Frequencies:
+    exponents = np.arange(0, num_rotated, 2).astype(np.float32) / np.float32(num_rotated)
+    powers: Frequencies = np.power(theta, exponents, dtype=np.float64).astype(np.float32)
+    return powers
 
 
 def _llama3(frequencies: Frequencies, scaling: Llama3Scaling) -> Frequencies:

@@ -65,17 +65,24 @@ def import_libraries(arithmetic: Arithmetic) -> None:
 
 
 def load_model(
-    source: ModelSource, precision: Precision, share: CoreShare, cache_dir: Path | None = None
+    source: ModelSource,
+    precision: Precision,
+    share: CoreShare,
+    cache_dir: Path | None = None,
+    *,
+    max_context_tokens: int = 0,
 ) -> LoadedWeights:
-    """Reads the weights. Packed ones are kept in `cache_dir`, by default the model cache.
+    """Reads the weights. Packed ones are kept in `cache_dir`, by default the model cache. `max_context_tokens` as for
+    `load_model_config`.
 
     Raises:
         ModelError: the files are not a model that Weir serves, or not in this precision.
     """
-    config = load_model_config(source)
+    config = load_model_config(source, max_context_tokens)
     if choose_arithmetic(precision, config) == "fp32":
         return _load_fp32(source, config, share.most)
-    return _load_int8(source, config, share, cache_dir or model_cache_dir())
+    digest = model_digest(source, "int8", max_context_tokens=max_context_tokens)
+    return _load_int8(source, config, digest, share, cache_dir or model_cache_dir())
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,9 @@ def _load_fp32(source: ModelSource, config: ModelConfig, num_threads: int) -> Lo
     return Fp32Weights(config, load_weights(source, config))
 
 
-def _load_int8(source: ModelSource, config: ModelConfig, share: CoreShare, cache_dir: Path) -> LoadedWeights:
+def _load_int8(
+    source: ModelSource, config: ModelConfig, digest: str, share: CoreShare, cache_dir: Path
+) -> LoadedWeights:
     from weir.model.cpu.packed_weights import load_packed  # noqa: PLC0415
 
-    return Int8Weights(config, load_packed(source, config, model_digest(source, "int8"), cache_dir), share)
+    return Int8Weights(config, load_packed(source, config, digest, cache_dir), share)

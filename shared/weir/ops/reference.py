@@ -1,10 +1,14 @@
 """What each op computes, in plain torch: what the kernels are compared with."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+
+Activation = Literal["silu", "gelu_tanh"]
+"""Of the gate of an MLP; GELU as Hendrycks and Gimpel approximate it (2016)."""
 
 
 class HeadNorms(NamedTuple):
@@ -22,8 +26,10 @@ def paged_decode(
     block_tables: torch.Tensor,
     lengths: torch.Tensor,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
-    """Each row attends to positions [0, length) of its sequence, in fp32.
+    """Each row attends to positions [0, length) of its sequence, the last `window` of them, in fp32.
 
     `queries` [rows, heads, head_dim]; `keys`, `values` [pages, kv heads, PAGE_TOKENS, head_dim]; `block_tables`
     [rows, pages a row]; `lengths` [rows]. Query head h reads key head h // (heads / kv heads). A row of length 0 is 0.
@@ -32,7 +38,9 @@ def paged_decode(
     for row, length in enumerate(lengths.tolist()):
         if length:
             row_keys, row_values = gather_sequence(keys, values, block_tables[row], length)
-            outputs[row] = attend(queries[row : row + 1], row_keys, row_values, length - 1, scale)[0].to(queries.dtype)
+            query = queries[row : row + 1]
+            attended = attend(query, row_keys, row_values, length - 1, scale, window, softcap)
+            outputs[row] = attended[0].to(queries.dtype)
     return outputs
 
 
@@ -44,12 +52,14 @@ def paged_prefill(
     first_rows: torch.Tensor,
     ends: torch.Tensor,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Rows [first_rows[i], first_rows[i + 1]) of the flat batch are the last positions before ends[i] of sequence i.
 
-    Each attends to its sequence's positions up to its own, in fp32; the chunk's keys and values are in the pages.
-    `queries` [rows, heads, head_dim]; `keys`, `values` [pages, kv heads, PAGE_TOKENS, head_dim]; `block_tables`
-    [sequences, pages a sequence]; `first_rows` [sequences + 1]; `ends` [sequences].
+    Each attends to its sequence's positions up to its own, the last `window` of them, in fp32; the chunk's keys and
+    values are in the pages. `queries` [rows, heads, head_dim]; `keys`, `values` [pages, kv heads, PAGE_TOKENS,
+    head_dim]; `block_tables` [sequences, pages a sequence]; `first_rows` [sequences + 1]; `ends` [sequences].
     """
     outputs = torch.zeros_like(queries)
     bounds = first_rows.tolist()
@@ -58,7 +68,8 @@ def paged_prefill(
         if first == last:
             continue
         row_keys, row_values = gather_sequence(keys, values, block_tables[sequence], end)
-        attended = attend(queries[first:last], row_keys, row_values, end - (last - first), scale)
+        start = end - (last - first)
+        attended = attend(queries[first:last], row_keys, row_values, start, scale, window, softcap)
         outputs[first:last] = attended.to(queries.dtype)
     return outputs
 
@@ -77,14 +88,26 @@ def gather_sequence(
 
 
 def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first_position: int, scale: float
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    first_position: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
-    """Query i of `queries` [queries, heads, head_dim] stands at `first_position + i` and sees no later position."""
+    """Query i of `queries` [queries, heads, head_dim] stands at `first_position + i` and sees no later position, and at
+    most `window` of them. Scores s become softcap * tanh(s / softcap)."""
     num_queries, num_heads, _ = queries.shape
     group = num_heads // keys.shape[0]
     scores = torch.einsum("qhd,hnd->hqn", queries.float(), keys.repeat_interleave(group, 0)) * scale
-    positions = first_position + torch.arange(num_queries, device=queries.device)
-    hidden = torch.arange(keys.shape[1], device=queries.device)[None, :] > positions[:, None]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    positions = first_position + torch.arange(num_queries, device=queries.device)[:, None]
+    seen = torch.arange(keys.shape[1], device=queries.device)[None, :]
+    hidden = seen > positions
+    if window is not None:
+        hidden = hidden | (seen <= positions - window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("hqn,hnd->qhd", weights, values.repeat_interleave(group, 0))
 
@@ -164,10 +187,11 @@ def rms_sum(rows: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
     return residual.float()
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[rows, 2 * width], gate then up, to silu(gate) * up [rows, width], in fp32, rounded once."""
+def gated(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+    """[rows, 2 * width], gate then up, to activation(gate) * up [rows, width], in fp32, rounded once."""
     gate, up = gate_up.float().chunk(2, dim=-1)
-    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+    gate = gate * torch.sigmoid(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
+    return (gate * up).to(gate_up.dtype)
 
 
 def sample(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -41,9 +41,11 @@ def rms_norm_quantize(
     return quantize_rows(reference.rms_norm(summed, weight.float(), epsilon))
 
 
-def silu_mul_quantize(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reference.silu_mul`, its result quantized without being rounded to the rows' type first."""
-    return quantize_rows(reference.silu_mul(gate_up.float()))
+def gated_quantize(
+    gate_up: torch.Tensor, activation: reference.Activation = "silu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`reference.gated`, its result quantized without being rounded to the rows' type first."""
+    return quantize_rows(reference.gated(gate_up.float(), activation))
 
 
 def scaled_product(

@@ -23,6 +23,7 @@ class WorkerConfig(ServiceConfig):
     max_num_seqs: int = setting(0, "Sequences in the batch. 0: 32, on a GPU what its memory is good for.")
     max_num_batched_tokens: int = setting(2048, "Tokens computed in a step, all sequences together.")
     chunk_tokens: int = setting(512, "Tokens of one prompt computed in a step.")
+    max_context_tokens: int = setting(0, "As the transfer service has it: some models rotate by it. 0: the model's.")
     target_step_ms: float = setting(100.0, "Steps get no more prompt tokens than last about so long. 0: all that fit.")
     max_stall_s: float = setting(5.0, "A sequence that gets no page for this long fails.")
     async_scheduling: str = setting("auto", "Launch a step while one runs: on, off, or auto, which is on on a GPU.")
@@ -37,6 +38,7 @@ class WorkerConfig(ServiceConfig):
             ("max_num_seqs", 0),
             ("max_num_batched_tokens", 1),
             ("chunk_tokens", 1),
+            ("max_context_tokens", 0),
             ("num_threads", 0),
             ("workers_on_machine", 1),
         ):

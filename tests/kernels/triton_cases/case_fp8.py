@@ -6,7 +6,7 @@ from tests.kernels.triton_cases.support import DEVICE, IS_INTERPRETED, normal, p
 
 from weir.ops import reference_quantized as reference
 from weir.ops.gpu import fp8_product as products
-from weir.ops.gpu.fp8_rows import quantize_rows, silu_mul_quantize
+from weir.ops.gpu.fp8_rows import gated_quantize, quantize_rows
 from weir.ops.gpu.rms_norm import rms_norm
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -78,8 +78,9 @@ def test_a_gate_is_quantized_as_the_reference_does(num_rows: int, width: int) ->
     torch.manual_seed(44)
     gate_up = normal(num_rows, 2 * width)
     out, scales = quantized(num_rows, width)
-    silu_mul_quantize(gate_up, out, scales)
-    assert_nearly_equal((out, scales), reference.silu_mul_quantize(gate_up))
+    for activation in ("silu", "gelu_tanh"):
+        gated_quantize(gate_up, out, scales, activation)
+        assert_nearly_equal((out, scales), reference.gated_quantize(gate_up, activation))
 
 
 def operands(num_rows: int, num_out: int, num_in: int) -> list[torch.Tensor]:

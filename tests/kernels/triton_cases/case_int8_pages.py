@@ -32,6 +32,7 @@ from weir.model.torch.weights import Weights
 from weir.model.triton.memory import DevicePages, LayerPages, layer_pages, page_shape
 from weir.model.triton.runner import TritonRunner
 from weir.ops import reference, reference_quantized
+from weir.ops.gpu.attention import DeviceScoring
 from weir.ops.gpu.decode_work import decode_work
 from weir.ops.gpu.paged_decode import paged_decode
 from weir.ops.gpu.paged_prefill import paged_prefill, prefill_tiles, tiles_of
@@ -112,9 +113,9 @@ def test_decodes_attend_to_what_the_pages_hold(heads: Heads, dtype: torch.dtype,
     scratch = decode.scratch_of(num_rows, heads, decode.SMALL)
     out = poisoned(*queries.shape, dtype=dtype)
     work = decode_work(widened.block_tables, widened.lengths, decode.SMALL)
-    paged_decode(queries, pages.keys, pages.values, work, heads.scale, out, scratch, decode.SMALL, pages.scales)
+    paged_decode(queries, pages.keys, pages.values, work, heads.scoring, out, scratch, decode.SMALL, pages.scales)
     expected = reference.paged_decode(
-        queries, widened.keys, widened.values, widened.block_tables, widened.lengths, heads.scale
+        queries, widened.keys, widened.values, widened.block_tables, widened.lengths, *heads.bounds
     )
     torch.testing.assert_close(out, expected, atol=2 * atol, rtol=2 * rtol)
 
@@ -131,8 +132,8 @@ def test_prompts_attend_to_what_the_pages_hold(heads: Heads, dtype: torch.dtype,
     tile_list = ints(tiles_of(chunk_lengths, lengths, tiles.queries_per_tile(heads.num_heads, heads.num_kv_heads)))
     out = poisoned(*queries.shape, dtype=dtype)
     index = (widened.block_tables, first_rows, widened.lengths)
-    paged_prefill(queries, pages.keys, pages.values, *index, tile_list, heads.scale, out, tiles, pages.scales)
-    expected = reference.paged_prefill(queries, widened.keys, widened.values, *index, heads.scale)
+    paged_prefill(queries, pages.keys, pages.values, *index, tile_list, heads.scoring, out, tiles, pages.scales)
+    expected = reference.paged_prefill(queries, widened.keys, widened.values, *index, *heads.bounds)
     torch.testing.assert_close(out, expected, atol=2 * atol, rtol=2 * rtol)
 
 
@@ -143,9 +144,11 @@ def test_misfits_are_named() -> None:
     scratch, queries = decode.scratch_of(1, heads, decode.SMALL), normal(1, 9, 64)
     work, out = decode_work(cache.block_tables, cache.lengths, decode.SMALL), poisoned(1, 9, 64)
     with pytest.raises(ValueError, match="keys are int8, which needs scales"):
-        paged_decode(queries, pages.keys, pages.values, work, 0.1, out, scratch, decode.SMALL)
+        paged_decode(queries, pages.keys, pages.values, work, DeviceScoring(0.1), out, scratch, decode.SMALL)
     with pytest.raises(ValueError, match=r"keys is torch\.float32, expected torch\.int8"):
-        paged_decode(queries, cache.keys, cache.values, work, 0.1, out, scratch, decode.SMALL, pages.scales)
+        paged_decode(
+            queries, cache.keys, cache.values, work, DeviceScoring(0.1), out, scratch, decode.SMALL, pages.scales
+        )
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from tests.kernels.triton_cases.support import (
 )
 
 from weir.ops import reference
+from weir.ops.gpu.attention import DeviceScoring
 from weir.ops.gpu.decode_work import MAX_SPLITS, DecodeTiles, DecodeWork, WorkSize, decode_tiles, decode_work
 from weir.ops.gpu.paged_decode import DecodeScratch, decode_scratch, paged_decode
 
@@ -24,6 +25,7 @@ SHAPES = [
     pytest.param(Heads(4, 4, 80), id="4on4x80"),
     pytest.param(Heads(20, 1, 64), id="20on1x64"),
     pytest.param(Heads(4, 2, 256), id="4on2x256"),
+    pytest.param(Heads(8, 4, 64, window=20, softcap=2.0), id="8on4x64-window-capped"),
 ]
 # several splits and blocks in few tokens, so that the merge and its own blocks are passed through
 SMALL = DecodeTiles(split_tokens=32, block_tokens=16, num_warps=4, num_stages=2)
@@ -35,7 +37,7 @@ def decoded(
     scratch = scratch_of(len(queries), heads, tiles, max_context_tokens)
     out = poisoned(*queries.shape, dtype=queries.dtype)
     work = decode_work(cache.block_tables, cache.lengths, tiles)
-    paged_decode(queries, cache.keys, cache.values, work, heads.scale, out, scratch, tiles)
+    paged_decode(queries, cache.keys, cache.values, work, heads.scoring, out, scratch, tiles)
     assert not bool(scratch.num_done.any()), "the next launch begins to count from 0"
     return out
 
@@ -57,18 +59,26 @@ def test_it_equals_the_reference_whatever_lies_behind_a_sequence(
     cache = filled_cache(heads, ODD_LENGTHS, dtype)
     queries = normal(len(ODD_LENGTHS), heads.num_heads, heads.head_dim, dtype=dtype)
     out = decoded(queries, cache, heads, decode_tiles(heads.head_dim, dtype))
-    expected = reference.paged_decode(queries, cache.keys, cache.values, cache.block_tables, cache.lengths, heads.scale)
+    expected = reference.paged_decode(
+        queries, cache.keys, cache.values, cache.block_tables, cache.lengths, *heads.bounds
+    )
     torch.testing.assert_close(out, expected, atol=atol, rtol=rtol)
 
 
-@pytest.mark.parametrize("length", [31, 32, 33, 64, 65, 513, 700])
-def test_splits_add_up_at_every_edge(length: int) -> None:
+# of two blocks and cut; of blocks that begin at a split's beginning; and none
+@pytest.mark.parametrize(
+    ("length", "window"),
+    [(31, None), (32, 1), (33, None), (64, 32), (65, 40), (513, None), (700, 95), (700, None)],
+)
+def test_splits_add_up_at_every_edge(length: int, window: int | None) -> None:
     torch.manual_seed(length)
-    heads = Heads(9, 3, 64)
+    heads = Heads(9, 3, 64, window)
     cache = filled_cache(heads, [length, 5], torch.float32)
     queries = normal(2, heads.num_heads, heads.head_dim)
     out = decoded(queries, cache, heads, SMALL)
-    expected = reference.paged_decode(queries, cache.keys, cache.values, cache.block_tables, cache.lengths, heads.scale)
+    expected = reference.paged_decode(
+        queries, cache.keys, cache.values, cache.block_tables, cache.lengths, *heads.bounds
+    )
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -82,14 +92,20 @@ def test_splits_add_up_wherever_the_greatest_scores_are(is_rising: bool) -> None
     for index, page in enumerate(order if is_rising else reversed(order)):
         cache.pages[page, :, 0] *= index / 10
     out = decoded(queries, cache, heads, SMALL)
-    expected = reference.paged_decode(queries, cache.keys, cache.values, cache.block_tables, cache.lengths, heads.scale)
+    expected = reference.paged_decode(
+        queries, cache.keys, cache.values, cache.block_tables, cache.lengths, *heads.bounds
+    )
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("tiles", [SMALL, decode_tiles(64, torch.float32)], ids=["many-splits", "one-split"])
-def test_a_row_is_the_same_to_the_bit_in_every_batch(tiles: DecodeTiles) -> None:
+@pytest.mark.parametrize(
+    ("tiles", "window"),
+    [(SMALL, 50), (decode_tiles(64, torch.float32), None)],
+    ids=["many-splits-and-a-window", "one-split"],
+)
+def test_a_row_is_the_same_to_the_bit_in_every_batch(tiles: DecodeTiles, window: int | None) -> None:
     torch.manual_seed(7)
-    heads = Heads(9, 3, 64)
+    heads = Heads(9, 3, 64, window)
     cache = filled_cache(heads, [300, 1, 17, 129, 64, 700, 33], torch.float32)
     queries = normal(7, heads.num_heads, heads.head_dim)
     together = decoded(queries, cache, heads, tiles)
@@ -123,7 +139,7 @@ def test_neither_the_order_in_which_splits_end_nor_who_does_them_changes_a_bit(n
     for order in (list(reversed(range(count))), torch.randperm(count).tolist()):
         out = poisoned(*queries.shape)
         again = shuffled(work, order)
-        paged_decode(queries, cache.keys, cache.values, again, heads.scale, out, scratch, SMALL)
+        paged_decode(queries, cache.keys, cache.values, again, heads.scoring, out, scratch, SMALL)
         assert torch.equal(out, expected)
         assert not bool(scratch.num_done.any())
 
@@ -135,7 +151,7 @@ def test_a_launch_for_more_work_than_there_is_does_only_what_there_is() -> None:
     queries = normal(3, heads.num_heads, heads.head_dim)
     work = replace(decode_work(cache.block_tables, cache.lengths, SMALL), size=WorkSize(5000, 64))
     out = poisoned(*queries.shape)
-    paged_decode(queries, cache.keys, cache.values, work, heads.scale, out, scratch_of(3, heads, SMALL), SMALL)
+    paged_decode(queries, cache.keys, cache.values, work, heads.scoring, out, scratch_of(3, heads, SMALL), SMALL)
     assert torch.equal(out[:2], decoded(queries[:2], cache, heads, SMALL))
     assert bool(out[2].isnan().all()), "a row that the work does not name is left"
 
@@ -150,7 +166,9 @@ def test_a_row_of_more_than_the_most_splits_has_longer_ones() -> None:
     work = decode_work(cache.block_tables, cache.lengths, tiles)
     assert work.size == WorkSize(64 + 33 + 53, 64)
     out = decoded(queries, cache, heads, tiles)
-    expected = reference.paged_decode(queries, cache.keys, cache.values, cache.block_tables, cache.lengths, heads.scale)
+    expected = reference.paged_decode(
+        queries, cache.keys, cache.values, cache.block_tables, cache.lengths, *heads.bounds
+    )
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
     alone = Cache(cache.pages, cache.block_tables[2:], cache.lengths[2:])
     assert torch.equal(decoded(queries[2:], alone, heads, tiles)[0], out[2])
@@ -183,7 +201,7 @@ def test_misfits_are_named() -> None:
     work = decode_work(cache.block_tables, cache.lengths, SMALL)
 
     def launch(queries: torch.Tensor = queries, work: DecodeWork = work) -> None:
-        paged_decode(queries, cache.keys, cache.values, work, 0.125, out, scratch, SMALL)
+        paged_decode(queries, cache.keys, cache.values, work, DeviceScoring(0.125), out, scratch, SMALL)
 
     with pytest.raises(ValueError, match="room for 1 rows of 64 splits, this batch needs 2"):
         launch()

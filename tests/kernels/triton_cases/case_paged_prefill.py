@@ -12,6 +12,7 @@ from tests.kernels.triton_cases.support import (
 )
 
 from weir.ops import reference
+from weir.ops.gpu.attention import DeviceScoring
 from weir.ops.gpu.paged_prefill import PrefillTiles, paged_prefill, prefill_tiles, tiles_of
 
 SHAPES = [
@@ -19,6 +20,7 @@ SHAPES = [
     pytest.param(Heads(16, 4, 128), id="16on4x128"),
     pytest.param(Heads(2, 2, 80), id="2on2x80"),
     pytest.param(Heads(20, 1, 64), id="20on1x64"),
+    pytest.param(Heads(8, 4, 64, window=20, softcap=2.0), id="8on4x64-window-capped"),
 ]
 SMALL = PrefillTiles(block_rows=16, block_tokens=16, num_warps=4, num_stages=2)
 
@@ -42,7 +44,7 @@ def prefilled(
         ints(first_rows),
         cache.lengths,
         ints(tile_list),
-        heads.scale,
+        heads.scoring,
         out,
         tiles,
     )
@@ -52,7 +54,7 @@ def prefilled(
 def expected_of(queries: torch.Tensor, cache: Cache, chunk_lengths: list[int], heads: Heads) -> torch.Tensor:
     first_rows = ints([sum(chunk_lengths[:index]) for index in range(len(chunk_lengths) + 1)])
     return reference.paged_prefill(
-        queries, cache.keys, cache.values, cache.block_tables, first_rows, cache.lengths, heads.scale
+        queries, cache.keys, cache.values, cache.block_tables, first_rows, cache.lengths, *heads.bounds
     )
 
 
@@ -79,13 +81,15 @@ def test_a_chunk_of_500_positions_passes_through_whole_and_cut_blocks() -> None:
     torch.testing.assert_close(out, expected_of(queries, cache, [500], heads), atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("tiles", [SMALL, None], ids=["small-tiles", "default-tiles"])
+@pytest.mark.parametrize(
+    ("tiles", "window"), [(SMALL, 18), (None, None)], ids=["small-tiles-and-a-window", "default-tiles"]
+)
 @pytest.mark.parametrize("cuts", [[50], [1, 49], [17, 20, 13], [16, 16, 16, 2], [49, 1]])
 def test_a_position_is_the_same_to_the_bit_however_its_prompt_is_cut(
-    cuts: list[int], tiles: PrefillTiles | None
+    cuts: list[int], tiles: PrefillTiles | None, window: int | None
 ) -> None:
     torch.manual_seed(13)
-    heads = Heads(9, 3, 64)
+    heads = Heads(9, 3, 64, window)
     cache = filled_cache(heads, [50, 21], torch.float32)
     queries = normal(71, 9, 64)
     whole = prefilled(queries, cache, [50, 21], heads, tiles)
@@ -125,7 +129,16 @@ def test_misfits_are_named() -> None:
     def launch(out: torch.Tensor = out, first_rows: torch.Tensor | None = None) -> None:
         rows = ints([0, 4]) if first_rows is None else first_rows
         paged_prefill(
-            queries, cache.keys, cache.values, cache.block_tables, rows, cache.lengths, tiles, 0.125, out, SMALL
+            queries,
+            cache.keys,
+            cache.values,
+            cache.block_tables,
+            rows,
+            cache.lengths,
+            tiles,
+            DeviceScoring(0.125),
+            out,
+            SMALL,
         )
 
     with pytest.raises(ValueError, match=r"first_rows has shape \[3\], expected \[2\]"):

@@ -17,7 +17,7 @@ from weir.core.errors import InternalError
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import ChunkPlan, ModelRunner, SampleSpec, ScoreSpec, StepPlan, StepResult, TokenHistory
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.model.architecture import ModelConfig, tensor_shapes
+from weir.model.architecture import ModelConfig, SlidingWindow, mlp_norm_name, tensor_shapes
 from weir.model.files.dummy import shape_named
 from weir.model.torch.batch import build_batch
 from weir.model.torch.decoder import Decoder
@@ -33,6 +33,18 @@ CPU = torch.device("cpu")
 ROW_COUNT_TOLERANCE = 1e-5 if IS_INTERPRETED else 2e-3
 KERNEL_TYPE: Any = InterpretedFunction if IS_INTERPRETED else JITFunction
 CONFIG = replace(shape_named("tiny"), max_context_tokens=256, query_key_value_bias=True, query_key_norm=True)
+GEMMA = replace(
+    CONFIG,
+    window=SlidingWindow(21, (True, False), rope_theta=1e4),
+    query_pre_attn_scalar=20.0,
+    embedding_scale=1.5,
+    activation="gelu_tanh",
+    post_norms=True,
+    offset_norms=True,
+    attention_softcap=2.0,
+    logit_softcap=20.0,
+)
+"""What the kernels do for it, and the library for none else."""
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=256)
 NUM_PAGES = 24
 GREEDY = SamplingParams(temperature=0.0)
@@ -55,11 +67,13 @@ def random_weights(config: ModelConfig) -> Weights:
             query_key_value_bias=query_key_value_bias,
             attention_output=own["self_attn.o_proj.weight"],
             attention_output_bias=None,
-            mlp_norm=own["post_attention_layernorm.weight"] / 4,
+            mlp_norm=own[f"{mlp_norm_name(config)}.weight"] / 4,
             gate_up=torch.cat([own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]]),
             down=own["mlp.down_proj.weight"],
             query_norm=1.5 + torch.rand(config.head_dim),
             key_norm=1.5 + torch.rand(config.head_dim),
+            after_attention_norm=0.5 + torch.rand(config.hidden_size) if config.post_norms else None,
+            after_mlp_norm=0.5 + torch.rand(config.hidden_size) if config.post_norms else None,
         )
 
     embedding = tensors["model.embed_tokens.weight"]
@@ -70,12 +84,13 @@ def random_weights(config: ModelConfig) -> Weights:
 class GreedyOnCpu:
     """The fp32 path without its sampler, which needs numba: the greatest logit."""
 
-    def __init__(self, weights: Weights) -> None:
-        self._decoder = Decoder(CONFIG, weights)
+    def __init__(self, weights: Weights, config: ModelConfig = CONFIG) -> None:
+        self._config = config
+        self._decoder = Decoder(config, weights)
         self._kv = PagedKv(CONFIG.page_geometry, np.zeros((NUM_PAGES, CONFIG.page_geometry.page_bytes), np.uint8))
 
     def run(self, plan: StepPlan) -> StepResult:
-        batch = build_batch(plan, self._kv, CONFIG.vocab_size, CONFIG.max_context_tokens)
+        batch = build_batch(plan, self._kv, self._config)
         with torch.inference_mode():
             logits = self._decoder.logits(self._decoder.forward(batch, self._kv))
         return StepResult({sampled.slot: int(logits[sampled.row].argmax()) for sampled in batch.sampled})
@@ -123,10 +138,10 @@ PROMPTS = [[7 * i % 1024 for i in range(37)], [5], [(11 * i + 3) % 1024 for i in
 SCHEDULE = [(20, 1, 0), (16, 1, 20), *[(1, 1, 1)] * 3]
 
 
-def triton_runner(weights: Weights, dtype: torch.dtype = torch.float32) -> TritonRunner:
+def triton_runner(weights: Weights, dtype: torch.dtype = torch.float32, config: ModelConfig = CONFIG) -> TritonRunner:
     """Over pages that are NaN until they are written."""
-    pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, dtype).fill_(float("nan"))
-    return TritonRunner(CONFIG, weights_on(weights, DEVICE, dtype), pages, LIMITS)
+    pages = empty_pages(config, NUM_PAGES, DEVICE, dtype).fill_(float("nan"))
+    return TritonRunner(config, weights_on(weights, DEVICE, dtype), pages, LIMITS)
 
 
 def torch_runner(weights: Weights) -> ModelRunner:
@@ -143,15 +158,21 @@ def weights() -> Weights:
 
 
 def test_a_model_of_two_layers_samples_the_greedy_ids_of_the_cpu_path(weights: Weights) -> None:
-    check_same_ids(weights, GreedyOnCpu(weights), [GREEDY] * 3)
+    check_same_ids(triton_runner(weights), GreedyOnCpu(weights), [GREEDY] * 3)
+
+
+def test_so_does_one_with_a_window_norms_behind_its_branches_and_gelu() -> None:
+    torch.manual_seed(1)
+    weights = random_weights(GEMMA)
+    check_same_ids(triton_runner(weights, config=GEMMA), GreedyOnCpu(weights, GEMMA), [GREEDY] * 3)
 
 
 def test_a_model_of_two_layers_samples_the_ids_of_the_cpu_path(weights: Weights) -> None:
-    check_same_ids(weights, torch_runner(weights), [WARM, GREEDY, FILTERED])
+    check_same_ids(triton_runner(weights), torch_runner(weights), [WARM, GREEDY, FILTERED])
 
 
-def check_same_ids(weights: Weights, reference: ModelRunner, params: Sequence[SamplingParams]) -> None:
-    expected, found = Conversation(reference, PROMPTS), Conversation(triton_runner(weights), PROMPTS)
+def check_same_ids(runner: ModelRunner, reference: ModelRunner, params: Sequence[SamplingParams]) -> None:
+    expected, found = Conversation(reference, PROMPTS), Conversation(runner, PROMPTS)
     sampled: set[int] = set()
     for lengths in SCHEDULE:
         token_ids = found.step(params, lengths)
@@ -202,7 +223,7 @@ def test_a_decode_step_launches_five_kernels_a_layer_and_three_more(weights: Wei
     conversation.step([GREEDY] * 3, (37, 1, 20))
     launches.clear()
     conversation.step([GREEDY] * 3, (1, 1, 1))
-    layer = ["rms_norm_kernel", "rotary_kv_write_kernel", "paged_decode_kernel", "rms_norm_kernel", "silu_mul_kernel"]
+    layer = ["rms_norm_kernel", "rotary_kv_write_kernel", "paged_decode_kernel", "rms_norm_kernel", "gated_kernel"]
     assert launches == [*layer * 2, "rms_norm_kernel", "block_weights_kernel", "sample_token_kernel"]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.ops.gpu.attention import DeviceScoring
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
@@ -30,10 +31,21 @@ class Heads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    window: int | None = None
+    softcap: float | None = None
 
     @property
     def scale(self) -> float:
         return float(self.head_dim**-0.5)
+
+    @property
+    def scoring(self) -> DeviceScoring:
+        return DeviceScoring(self.scale, self.window, self.softcap)
+
+    @property
+    def bounds(self) -> tuple[float, int | None, float | None]:
+        """As the reference has them."""
+        return self.scale, self.window, self.softcap
 
     def __str__(self) -> str:
         return f"{self.num_heads}on{self.num_kv_heads}x{self.head_dim}"

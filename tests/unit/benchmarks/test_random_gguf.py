@@ -36,6 +36,11 @@ def test_the_file_has_the_shape_that_was_asked_for(config: ModelConfig, tmp_path
     assert GgufTensors(path, found).shapes() == tensor_shapes(config)
 
 
+def test_a_shape_that_the_file_cannot_say_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no GGUF file of them is written here"):
+        write_random_gguf(shape_named("gemma3-270m"), tmp_path / "random.gguf")
+
+
 def test_numbers_are_spread_as_a_dummys_and_change_with_the_seed(tmp_path: Path) -> None:
     read = []
     for seed in (0, 0, 1):

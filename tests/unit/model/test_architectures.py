@@ -9,8 +9,10 @@ import torch
 from tests.unit.model.architectures import BASE, VARIANTS, Variant, save_variant
 from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids
 
+from weir.model.architecture import SlidingWindow
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
+from weir.model.files.digest import model_digest
 from weir.model.files.safetensors import safetensors_files
 from weir.model.files.source import resolve_model
 from weir.model.torch.weights import load_weights
@@ -79,30 +81,57 @@ def test_an_index_that_cannot_be_followed_is_refused(index: object, problem: str
 
 
 @pytest.mark.parametrize(
-    ("name", "max_context_tokens"),
+    ("name", "window"),
     [
-        ("mistral", 256),
-        ("mistral-sliding-window", 100),
-        ("qwen2-sliding-window", 100),
-        ("qwen2-sliding-window-past-the-last-layer", 256),
-        ("qwen3-sliding-window", 100),
+        ("mistral", None),
+        ("mistral-sliding-window", SlidingWindow(60, (True, True))),
+        ("qwen2-sliding-window", SlidingWindow(60, (False, True))),
+        ("qwen2-sliding-window-past-the-last-layer", None),
+        ("qwen3-sliding-window", SlidingWindow(60, (False, True))),
     ],
 )
-def test_a_sliding_window_bounds_the_context(name: str, max_context_tokens: int, tmp_path: Path) -> None:
-    tiny = save_variant(tmp_path, BY_NAME[name])
-    assert load_model_config(tiny.source).max_context_tokens == max_context_tokens
+def test_layers_have_the_window_that_the_configuration_says(
+    name: str, window: SlidingWindow | None, tmp_path: Path
+) -> None:
+    config = load_model_config(save_variant(tmp_path, BY_NAME[name]).source)
+    assert (config.window, config.max_context_tokens) == (window, 256)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields.pop("layer_types", None)  # older versions of transformers did not write it
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert load_model_config(resolve_model(str(tmp_path))).window == window
 
 
-def test_a_window_that_is_switched_off_does_not_bound_the_context(tmp_path: Path) -> None:
-    config = BASE | {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 100, "max_window_layers": 0}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_model_config(resolve_model(str(tmp_path))).max_context_tokens == 256
+@pytest.mark.parametrize("change", [{"use_sliding_window": False}, {"sliding_window": 256}])
+def test_a_window_that_is_switched_off_or_longer_than_the_context_is_none(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    config = BASE | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    assert load_model_config(resolve_model(str(tmp_path))).window is None
+
+
+def test_longrope_is_chosen_once_by_the_longest_context_that_is_served(tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path, BY_NAME["phi3-longrope"])
+    ids = prompt_ids(64, seed=1)
+    short = LogitsProbe(tiny.source, max_context_tokens=64).run_alone(chunk(0, ids, 0, 64, TABLE))
+    torch.testing.assert_close(short, tiny.logits(ids), atol=1e-4, rtol=0)
+    long = LogitsProbe(tiny.source, max_context_tokens=65).run_alone(chunk(0, ids, 0, 64, TABLE))
+    assert float((long - short).abs().max()) > 0.1
+    served = [load_model_config(tiny.source, longest) for longest in (64, 65)]
+    assert [config.max_context_tokens for config in served] == [64, 65], "no worker serves more than it was chosen for"
+    digests = {model_digest(tiny.source, "fp32", max_context_tokens=longest) for longest in (0, 64, 65, 256)}
+    assert len(digests) == 3, "pages of the one are none of the other"
+
+
+def test_other_models_are_the_same_whatever_context_is_served(tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path, BY_NAME["llama"])
+    assert model_digest(tiny.source, "fp32", max_context_tokens=64) == model_digest(tiny.source, "fp32")
 
 
 def test_mistral_has_a_window_unless_its_configuration_says_no(tmp_path: Path) -> None:
     config = BASE | {"model_type": "mistral", "max_position_embeddings": 32_768}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_model_config(resolve_model(str(tmp_path))).max_context_tokens == 4096
+    assert load_model_config(resolve_model(str(tmp_path))).window == SlidingWindow(4096, (True, True))
 
 
 def test_biases_that_the_architecture_does_not_have_are_refused(tmp_path: Path) -> None:
@@ -110,7 +139,7 @@ def test_biases_that_the_architecture_does_not_have_are_refused(tmp_path: Path) 
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
     source = resolve_model(str(tmp_path))
-    with pytest.raises(ModelError, match=r"k_proj\.bias is not part of a Llama, Mistral, Qwen2 or Qwen3 model"):
+    with pytest.raises(ModelError, match=r"k_proj\.bias is not part of a model of its architecture"):
         load_weights(source, load_model_config(source))
 
 

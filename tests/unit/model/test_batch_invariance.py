@@ -87,14 +87,17 @@ def test_neither_neighbours_nor_chunks_nor_slices_nor_threads_change_a_bit(
         start = end
 
 
-def test_heads_that_are_normed_are_so_whatever_else_is_computed(tmp_path: Path, cache_dir: Path) -> None:
-    variant = next(variant for variant in VARIANTS if variant.name == "qwen3")
-    source, ids, table = save_variant(tmp_path, variant).source, prompt_ids(40, seed=1), (4, 5, 6)
+@pytest.mark.parametrize(("name", "length"), [("qwen3", 40), ("gemma2", 190), ("gemma3", 190)])
+def test_what_architectures_add_to_llama_does_not_depend_on_what_else_is_computed(
+    name: str, length: int, tmp_path: Path, cache_dir: Path
+) -> None:
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+    source, ids, table = save_variant(tmp_path, variant).source, prompt_ids(length, seed=1), tuple(range(12))
     probe = Int8Probe(source, cache_dir)
-    alone = [probe.run(chunk(0, ids, at, at + 1, table))[0] for at in range(40)]
-    neighbours = [Neighbour(slot, range(10 * slot, 10 * slot + 4), slot) for slot in range(1, 6)]
+    alone = [probe.run(chunk(0, ids, at, at + 1, table))[0] for at in range(length)]
+    neighbours = [Neighbour(slot, range(10 * slot + 4, 10 * slot + 8), slot) for slot in range(1, 6)]
     probe = Int8Probe(source, cache_dir, share=FixedShare(2), slice_rows=16)
-    for start, end in ((0, 1), (1, 30), (30, 40)):
+    for start, end in ((0, 1), (1, length - 10), (length - 10, length - 1), (length - 1, length)):
         found = probe.run(*(neighbour.next_chunk(9) for neighbour in neighbours), chunk(0, ids, start, end, table))
         assert_same_bits(found[0], alone[end - 1])
 

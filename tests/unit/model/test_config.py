@@ -68,7 +68,10 @@ def test_the_ends_of_generation_config_win(tiny: TinyLlama, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"model_type": "gemma"}, "model_type 'gemma'; Weir serves 'llama', 'mistral', 'qwen2', 'qwen3'"),
+        (
+            {"model_type": "gemma"},
+            "model_type 'gemma'; Weir serves 'llama', 'mistral', 'qwen2', 'qwen3', 'gemma2', 'gemma3_text', 'phi3'",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"model_type": "mistral", "attention_bias": True}, "attention_bias True is not supported, only False"),
         ({"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
@@ -98,7 +101,10 @@ def test_a_folder_that_cannot_be_served_is_refused(
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"general.architecture": "gemma"}, "general.architecture 'gemma'; Weir serves 'llama', 'qwen2', 'qwen3'"),
+        (
+            {"general.architecture": "gemma"},
+            "general.architecture 'gemma'; Weir serves 'llama', 'qwen2', 'qwen3', 'gemma2', 'gemma3', 'phi3'",
+        ),
         ({"llama.rope.dimension_count": 16}, "llama.rope.dimension_count is 16; Weir serves 32"),
         ({"llama.attention.value_length": 16}, "llama.attention.value_length is 16; Weir serves 32"),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type 'yarn' is not supported, only 'none', 'linear'"),

@@ -42,6 +42,10 @@ PUBLISHED_MILLIONS = {
     "qwen3-1.7b": 1720.6,
     "qwen3-4b": 4022.5,
     "qwen3-8b": 8190.7,
+    "gemma2-2b": 2614.3,
+    "gemma3-270m": 268.1,
+    "gemma3-1b": 999.9,
+    "phi-4-mini": 3836.0,
 }
 
 

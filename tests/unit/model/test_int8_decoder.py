@@ -27,7 +27,10 @@ pytestmark = pytest.mark.timeout(600)  # whoever comes first compiles
 TOLERANCE = 0.05
 """Of the logits' range. Rows of 8 bits in groups of 32 lose 0.3 % a product, keys and values 0.2 %; two layers and a
 head add that up: 0.026 in the median of 100 prompts, 0.044 in the 95th percentile."""
-TABLE = (9, 2, 31, 4, 17)
+WIDER_TOLERANCES = {"mistral-sliding-window": 0.12, "phi3-longrope": 0.12}
+"""0.075 in the 95th percentile of both. With the window left out the error is 0.49 in the median; of the others that
+have one, 0.13 to 0.32."""
+TABLE = (9, 2, 31, 4, 17, 40, 8, 33, 50, 21, 5, 60, 12)
 
 
 def relative_error(source: ModelSource, cache_dir: Path, ids: list[int]) -> float:
@@ -51,12 +54,28 @@ def test_quantized_files_are_computed_with_the_values_that_they_hold(kind: str, 
     assert relative_error(source, tmp_path, prompt_ids(40, seed=3)) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3-tied", "qwen3-attention-bias", "qwen3-large-epsilon"])
-def test_biases_and_norms_of_heads_are_computed_too(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2",
+        "qwen3",
+        "qwen3-tied",
+        "qwen3-attention-bias",
+        "qwen3-large-epsilon",
+        "mistral-sliding-window",
+        "qwen3-sliding-window",
+        "phi3-longrope",
+        "gemma2",
+        "gemma3",
+        "gemma3-scaled",
+    ],
+)
+def test_what_architectures_add_to_llama_is_computed_too(name: str, tmp_path: Path) -> None:
     variant = next(variant for variant in VARIANTS if variant.name == name)
     source = save_variant(tmp_path / "hf", replace(variant, changes=variant.changes | {"head_dim": 32})).source
-    for length in (1, 70):
-        assert relative_error(source, tmp_path, prompt_ids(length, seed=2)) < TOLERANCE
+    tolerance = WIDER_TOLERANCES.get(name, TOLERANCE)
+    for length in (1, 70, 200):
+        assert relative_error(source, tmp_path, prompt_ids(length, seed=2)) < tolerance
 
 
 def test_a_step_writes_its_own_positions_and_nothing_else(tiny: TinyLlama, tmp_path: Path) -> None:

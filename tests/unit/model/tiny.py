@@ -82,8 +82,8 @@ def prompt_ids(length: int, seed: int) -> list[int]:
 class LogitsProbe:
     """Runs plans through the decoder and hands out the logits that a runner would sample from."""
 
-    def __init__(self, source: ModelSource, num_pages: int = 64) -> None:
-        self.config: ModelConfig = load_model_config(source)
+    def __init__(self, source: ModelSource, num_pages: int = 64, max_context_tokens: int = 0) -> None:
+        self.config: ModelConfig = load_model_config(source, max_context_tokens)
         self._decoder = Decoder(self.config, load_weights(source, self.config))
         self.pages = poisoned_pages(num_pages, self.config.page_geometry.page_bytes)
         self._kv = PagedKv(self.config.page_geometry, self.pages)
@@ -92,7 +92,7 @@ class LogitsProbe:
         """Logits [vocabulary] of each chunk that samples, by slot."""
         plan = StepPlan(0, chunks)
         with torch.inference_mode():
-            batch = build_batch(plan, self._kv, self.config.vocab_size, self.config.max_context_tokens)
+            batch = build_batch(plan, self._kv, self.config)
             hidden = self._decoder.forward(batch, self._kv)
             logits = self._decoder.logits(hidden)
         return {sampled.slot: logits[sampled.row] for sampled in batch.sampled}
@@ -100,7 +100,7 @@ class LogitsProbe:
     def run_alone(self, only: ChunkPlan) -> torch.Tensor:
         """Logits of every position of one chunk: [tokens, vocabulary]."""
         with torch.inference_mode():
-            batch = build_batch(StepPlan(0, (only,)), self._kv, self.config.vocab_size, self.config.max_context_tokens)
+            batch = build_batch(StepPlan(0, (only,)), self._kv, self.config)
             return self._decoder.logits(self._decoder.forward(batch, self._kv))
 
 

@@ -59,15 +59,17 @@ def test_exact_is_one_setting_for_flags_files_and_the_environment(tmp_path: Path
         assert not read_config(kind, [], environ={}).exact
 
 
-def test_a_bound_on_the_context_is_for_those_who_keep_it() -> None:
+def test_a_bound_on_the_context_is_for_those_who_keep_it_and_for_those_whose_model_may_rotate_by_it() -> None:
     specs = specs_of(StackConfig(max_context_tokens=512))
     assert {spec.role: flag_of(spec, "--max-context-tokens") for spec in specs} == {
         "transfer": "512",
         "gateway": "512",
         "scheduler": None,
-        "prefill": None,
-        "decode": None,
+        "prefill": "512",
+        "decode": "512",
     }
+    unbounded = specs_of(StackConfig())
+    assert {flag_of(spec, "--max-context-tokens") for spec in unbounded if spec.role in ("prefill", "decode")} == {None}
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,12 @@ from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.ops import reference
 from weir.ops.gpu import decode_work as work_list
 from weir.ops.gpu import exact_linear as linear
+from weir.ops.gpu import gated as gate
 from weir.ops.gpu import paged_decode as decode
 from weir.ops.gpu import paged_prefill as prefill
-from weir.ops.gpu import rms_norm, sampling, silu_mul
+from weir.ops.gpu import rms_norm, sampling
 from weir.ops.gpu import rotary_kv_write as rotary
+from weir.ops.gpu.attention import DeviceScoring
 
 Call = Callable[[], object]
 _FLASHINFER_WORKSPACE_BYTES = 256 << 20
@@ -112,7 +114,7 @@ def decode_case(
     scratch = decode.decode_scratch(batch, shape.num_heads, shape.head_dim, max(lengths) + PAGE_TOKENS, tiles, device)
     ends = torch.tensor(lengths, device=device, dtype=torch.int32)
     work = work_list.decode_work(kv.block_tables, ends, tiles)
-    run = partial(decode.paged_decode, queries, kv.keys, kv.values, work, scale, out, scratch, tiles)
+    run = partial(decode.paged_decode, queries, kv.keys, kv.values, work, DeviceScoring(scale), out, scratch, tiles)
 
     def error() -> float:
         run()
@@ -151,7 +153,9 @@ def prefill_case(
     first_rows = torch.arange(num_sequences + 1, device=device, dtype=torch.int32) * chunk
     index = (kv.block_tables, first_rows, torch.tensor(ends, device=device, dtype=torch.int32))
     device_tiles = torch.tensor(tile_list, device=device, dtype=torch.int32)
-    run = partial(prefill.paged_prefill, queries, kv.keys, kv.values, *index, device_tiles, scale, out, tiles)
+    run = partial(
+        prefill.paged_prefill, queries, kv.keys, kv.values, *index, device_tiles, DeviceScoring(scale), out, tiles
+    )
 
     def error() -> float:
         run()
@@ -208,11 +212,11 @@ def linear_case(
 def silu_case(num_rows: int, width: int, device: torch.device) -> KernelCase:
     gate_up = torch.randn(num_rows, 2 * width, device=device, dtype=torch.bfloat16)
     out = torch.empty(num_rows, width, device=device, dtype=torch.bfloat16)
-    run = partial(silu_mul.silu_mul, gate_up, out)
+    run = partial(gate.gated, gate_up, out)
 
     def error() -> float:
         run()
-        return relative_error(out, reference.silu_mul(gate_up))
+        return relative_error(out, reference.gated(gate_up))
 
     return KernelCase("silu_mul", f"{num_rows} x {width}", gate_up.nbytes + out.nbytes, 0, run, error)
 

@@ -14,6 +14,7 @@ from weir.ops import reference, reference_quantized
 from weir.ops.gpu import decode_work as work_list
 from weir.ops.gpu import fp8_rows, rms_norm
 from weir.ops.gpu import paged_decode as decode
+from weir.ops.gpu.attention import DeviceScoring
 from weir.ops.gpu.fp8_product import Fp8Product, choose_product
 
 _E4M3_ERROR = 2.0**-4
@@ -38,8 +39,8 @@ def fp8_silu_case(num_rows: int, width: int, device: torch.device) -> KernelCase
     """`error` as for `fp8_norm_case`."""
     gate_up = torch.randn(num_rows, 2 * width, device=device).bfloat16()
     out, scales = _quantized(num_rows, width, device)
-    run = partial(fp8_rows.silu_mul_quantize, gate_up, out, scales)
-    expected = partial(reference_quantized.silu_mul_quantize, gate_up)
+    run = partial(fp8_rows.gated_quantize, gate_up, out, scales)
+    expected = partial(reference_quantized.gated_quantize, gate_up)
     return _row_case("silu_mul to E4M3", run, out, scales, expected, gate_up.nbytes + out.nbytes)
 
 
@@ -96,7 +97,16 @@ def int8_decode_case(
     ends = torch.tensor(lengths, device=device, dtype=torch.int32)
     work = work_list.decode_work(kv.block_tables, ends, tiles)
     run = partial(
-        decode.paged_decode, queries, pages.keys, pages.values, work, scale, out, scratch, tiles, pages.scales
+        decode.paged_decode,
+        queries,
+        pages.keys,
+        pages.values,
+        work,
+        DeviceScoring(scale),
+        out,
+        scratch,
+        tiles,
+        pages.scales,
     )
     keys = reference_quantized.widened(pages.keys, pages.scales.keys)
     values = reference_quantized.widened(pages.values, pages.scales.values)

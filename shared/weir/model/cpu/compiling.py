@@ -19,14 +19,16 @@ from numba import boolean, float32, float64, int32, int64, types, uint8, uint16
 
 from weir.model.cpu.forward import linear_share
 from weir.model.sampler import compile_kernels
+from weir.ops.cpu.attention import Scoring
 from weir.ops.cpu.embedding import embedding_range
+from weir.ops.cpu.gated import gated_quantize_range
 from weir.ops.cpu.head_norm import norm_heads
 from weir.ops.cpu.paged_decode import decode_blocks, decode_merge
 from weir.ops.cpu.paged_prefill import paged_prefill
 from weir.ops.cpu.quantize import quantize_range
-from weir.ops.cpu.rms_norm import rms_norm_quantize_range
+from weir.ops.cpu.rms_norm import rms_norm_add_range, rms_norm_quantize_range
 from weir.ops.cpu.rotary_kv_write import rotary_kv_write
-from weir.ops.cpu.silu_mul import silu_mul_quantize_range
+from weir.ops.cpu.softcap import cap_rows
 from weir.ops.simd.jit import kernel_cache_directory
 
 _log = logging.getLogger(__name__)
@@ -38,25 +40,29 @@ _BYTE_ROWS, _PARTS = uint8[:, ::1], int64[:, ::1]
 _WEIGHTS = types.Array(uint8, 1, "C", readonly=True)
 _NORM, _TABLE = types.Array(float32, 1, "C", readonly=True), types.Array(float32, 2, "C", readonly=True)
 
+_SCORING, _ITEMS = types.NamedTuple((int64, float32, float32), Scoring), (_INT_ROWS, int64)
+
 _Kernels = tuple[tuple[Any, tuple[types.Type, ...]], ...]
 _BETWEEN: _Kernels = (
     (linear_share, (_WEIGHTS, _PARTS, _BYTE_ROWS, _ROWS, float32[::1], boolean, int64, int64)),
-    (embedding_range, (_WEIGHTS, int64, int64[::1], _ROWS, int64, int64)),
+    (embedding_range, (_WEIGHTS, int64, float32, int64[::1], _ROWS, int64, int64)),
     (rms_norm_quantize_range, (_ROWS, _NORM, float64, _BYTE_ROWS, int64, int64)),
+    (rms_norm_add_range, (_ROWS, _NORM, float64, _ROWS, int64, int64)),
     (norm_heads, (_ROWS, _TABLE, int64, int64, float64, int64, int64)),
     (rotary_kv_write, (_ROWS, _INTS, _INTS, _TABLE, _TABLE, _PAGES, int64, int64, int64)),
-    (decode_merge, (_INTS, _INT_ROWS, int64, int64, int64, _ROWS, _ROWS, int64, int64)),
+    (decode_merge, (_INTS, _INT_ROWS, int64, int64, int64, float32, _ROWS, _ROWS, int64, int64)),
     (quantize_range, (_ROWS, _BYTE_ROWS, int64, int64)),
-    (silu_mul_quantize_range, (_ROWS, _BYTE_ROWS, int64, int64)),
+    (cap_rows, (_ROWS, float32)),
+    (gated_quantize_range, (_ROWS, _BYTE_ROWS, boolean, int64, int64)),
 )
 _ATTENTION: _Kernels = (
     (
         paged_prefill,
-        (_ROWS, _INTS, _INTS, _INTS, _INT_ROWS, _PAGES, int64, int64, _INT_ROWS, int64, _ROWS, _ROWS, int64, int64),
+        (_ROWS, _INTS, _INTS, _INTS, _INT_ROWS, _PAGES, int64, int64, _SCORING, *_ITEMS, _ROWS, _ROWS, int64, int64),
     ),
     (
         decode_blocks,
-        (_ROWS, _INTS, _INTS, _INT_ROWS, _PAGES, int64, int64, _INT_ROWS, int64, _ROWS, _ROWS, int64, int64),
+        (_ROWS, _INTS, _INTS, _INT_ROWS, _PAGES, int64, int64, _SCORING, *_ITEMS, _ROWS, _ROWS, int64, int64),
     ),
 )
 """As the forward pass calls them; other types would be compiled anew there, which a test notices."""

@@ -30,7 +30,9 @@ from weir.model.cpu.workspace import (
     Longs,
     Model,
 )
+from weir.ops.cpu.attention import NO_WINDOW, Scoring
 from weir.ops.cpu.embedding import embedding_range
+from weir.ops.cpu.gated import gated_quantize_range
 from weir.ops.cpu.head_norm import norm_heads
 from weir.ops.cpu.linear import linear_range, share_start
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS
@@ -38,10 +40,10 @@ from weir.ops.cpu.paged_decode import decode_blocks, decode_merge
 from weir.ops.cpu.paged_prefill import paged_prefill
 from weir.ops.cpu.quantize import quantize_range
 from weir.ops.cpu.quantized_rows import GROUP
-from weir.ops.cpu.rms_norm import rms_norm_quantize_range
+from weir.ops.cpu.rms_norm import rms_norm_add_range, rms_norm_quantize_range
 from weir.ops.cpu.rotary_kv_write import rotary_kv_write
 from weir.ops.cpu.sampling_scan import scan_rows
-from weir.ops.cpu.silu_mul import silu_mul_quantize_range
+from weir.ops.cpu.softcap import cap_rows
 from weir.ops.simd.jit import inlined, kernel
 from weir.ops.simd.phases import PhaseState, chunk_is_done, now_ns, take_chunk, wait_for_phase
 
@@ -50,6 +52,7 @@ LAST_NORM, LOGITS, SCAN, NUM_LOGITS_STAGES = range(4)
 NUM_TIMES = NUM_STAGES + NUM_LOGITS_STAGES
 
 _REPLACES, _ADDS = np.bool_(False), np.bool_(True)
+_ZERO, _ONE = np.int64(0), np.int64(1)
 """Not Python's own: of those numba compiles what they are handed to once for each."""
 
 
@@ -125,7 +128,11 @@ def _attention_stage(
         if layer == 0:
             part = model.end_parts[EMBEDDING, 0]
             weights = model.data[part[OFFSET] : part[OFFSET] + part[NUM_BYTES]]
-            embedding_range(weights, part[BITS], arrays.token_ids, hidden, first_row, last_row)
+            factor = model.embedding_scale
+            embedding_range(weights, part[BITS], factor, arrays.token_ids, hidden, first_row, last_row)
+        elif model.post_norms.size > 0:
+            before = model.post_norms[2 * layer - 1]
+            rms_norm_add_range(buffers.branch[:num_rows], before, model.epsilon, hidden, first_row, last_row)
         rms_norm_quantize_range(hidden, model.norms[2 * layer], model.epsilon, rows, first_row, last_row)
     elif stage == QKV:
         parts = model.layer_parts[layer, QUERY_KEY_VALUE]
@@ -136,13 +143,14 @@ def _attention_stage(
         if model.query_key_norms.size > 0:
             norms = model.query_key_norms[2 * layer : 2 * layer + 2]
             norm_heads(qkv, norms, model.num_heads, model.num_kv_heads, model.epsilon, first_row, last_row)
-        rotary_kv_write(
-            qkv, arrays.positions, arrays.page_ids, model.cosines, model.sines, pages, layer, chunk, num_chunks
-        )
+        is_local = model.windows[layer] < NO_WINDOW
+        cosines = model.local_cosines if is_local else model.cosines
+        sines = model.local_sines if is_local else model.sines
+        rotary_kv_write(qkv, arrays.positions, arrays.page_ids, cosines, sines, pages, layer, chunk, num_chunks)
     elif stage == ATTEND:
         _attend(model, buffers, arrays, pages, extent, layer, chunk, num_chunks)
     else:
-        _merge(model, buffers, arrays, extent, chunk, num_chunks)
+        _merge(model, buffers, arrays, extent, layer, chunk, num_chunks)
 
 
 @inlined
@@ -160,6 +168,8 @@ def _attend(
     num_rows, num_decodes = arrays.token_ids.size, arrays.decode_lengths.size
     group_heads = model.num_heads // model.num_kv_heads
     qkv = buffers.qkv[:num_rows]
+    scoring = Scoring(model.windows[layer], model.scale, model.cap_factor)
+    is_local = scoring.window < NO_WINDOW
     decode_blocks(
         qkv,
         arrays.decode_rows,
@@ -168,8 +178,9 @@ def _attend(
         pages,
         layer,
         group_heads,
-        buffers.decode_items,
-        extent.num_decode_items,
+        scoring,
+        buffers.window_items if is_local else buffers.decode_items,
+        extent.num_window_items if is_local else extent.num_decode_items,
         buffers.partials,
         buffers.decode_scratch,
         chunk,
@@ -184,6 +195,7 @@ def _attend(
         pages,
         layer,
         group_heads,
+        scoring,
         buffers.prefill_items,
         extent.num_prefill_items,
         buffers.prefill_scratch,
@@ -194,16 +206,20 @@ def _attend(
 
 
 @inlined
-def _merge(model: Model, buffers: Buffers, arrays: SliceArrays, extent: Extent, chunk: int, num_chunks: int) -> None:
+def _merge(
+    model: Model, buffers: Buffers, arrays: SliceArrays, extent: Extent, layer: int, chunk: int, num_chunks: int
+) -> None:
     """Merges one chunk of the decode rows and quantizes it, and one of the other rows."""
     num_rows, num_decodes = arrays.token_ids.size, arrays.decode_lengths.size
     attended, rows = buffers.attended[:num_rows], buffers.rows_heads[:num_rows]
+    is_local = model.windows[layer] < NO_WINDOW
     decode_merge(
         arrays.decode_rows,
-        buffers.decode_items,
-        extent.num_decode_items,
+        buffers.window_items if is_local else buffers.decode_items,
+        extent.num_window_items if is_local else extent.num_decode_items,
         model.num_heads // model.num_kv_heads,
         attended.shape[1] // model.num_heads,
+        model.scale,
         buffers.partials,
         attended,
         chunk,
@@ -225,16 +241,26 @@ def _merge(model: Model, buffers: Buffers, arrays: SliceArrays, extent: Extent, 
 def _mlp_stage(
     stage: int, model: Model, buffers: Buffers, num_rows: int, layer: int, chunk: int, num_chunks: int
 ) -> None:
-    """One chunk of a stage from what attention gives to the residual stream, through SwiGLU."""
+    """One chunk of a stage from what attention gives to the residual stream, through the gated MLP.
+
+    What is normed before it is added waits in `buffers.branch`; the next norm of `hidden` adds it.
+    """
     hidden, rows = buffers.hidden[:num_rows], buffers.rows_hidden[:num_rows]
+    has_branch = model.post_norms.size > 0
+    added_to = buffers.branch[:num_rows] if has_branch else hidden
+    is_added = _REPLACES if has_branch else _ADDS
     gate_up, rows_inner = buffers.gate_up[:num_rows], buffers.rows_inner[:num_rows]
     if stage == OUTPUT:
         parts = model.layer_parts[layer, ATTENTION_OUTPUT]
-        linear_share(model.data, parts, buffers.rows_heads[:num_rows], hidden, buffers.part, _ADDS, chunk, num_chunks)
+        rows_heads = buffers.rows_heads[:num_rows]
+        linear_share(model.data, parts, rows_heads, added_to, buffers.part, is_added, chunk, num_chunks)
     elif stage == MLP_NORM:
         first_row, last_row = num_rows * chunk // num_chunks, num_rows * (chunk + 1) // num_chunks
         if model.attention_output_bias.size > 0:
-            _add_bias(hidden, model.attention_output_bias[layer], first_row, last_row)
+            _add_bias(added_to, model.attention_output_bias[layer], first_row, last_row)
+        if has_branch:
+            before = model.post_norms[2 * layer]
+            rms_norm_add_range(added_to, before, model.epsilon, hidden, first_row, last_row)
         rms_norm_quantize_range(hidden, model.norms[2 * layer + 1], model.epsilon, rows, first_row, last_row)
     elif stage == GATES:
         parts = model.layer_parts[layer, GATE_UP]
@@ -242,11 +268,10 @@ def _mlp_stage(
     elif stage == ACTIVATE:
         num_groups = num_rows * gate_up.shape[1] // (2 * GROUP)
         first_group, last_group = num_groups * chunk // num_chunks, num_groups * (chunk + 1) // num_chunks
-        silu_mul_quantize_range(gate_up, rows_inner, first_group, last_group)
+        gated_quantize_range(gate_up, rows_inner, model.is_gelu, first_group, last_group)
     else:
-        linear_share(
-            model.data, model.layer_parts[layer, DOWN], rows_inner, hidden, buffers.part, _ADDS, chunk, num_chunks
-        )
+        parts = model.layer_parts[layer, DOWN]
+        linear_share(model.data, parts, rows_inner, added_to, buffers.part, is_added, chunk, num_chunks)
 
 
 @inlined
@@ -259,17 +284,28 @@ def _logits_stage(stage: int, model: Model, buffers: Buffers, logit_rows: Ints, 
         for number in range(first, last):
             for column in range(last_hidden.shape[1]):  # an assignment of rows takes the compiler seconds
                 last_hidden[number, column] = buffers.hidden[logit_rows[number], column]
+            if model.post_norms.size > 0:
+                _add_branch(buffers.branch, logit_rows[number], model, last_hidden, number)
         rms_norm_quantize_range(last_hidden, model.norms[model.norms.shape[0] - 1], model.epsilon, rows, first, last)
     elif stage == LOGITS:
         logits = buffers.logits[:num_logits]
         linear_share(model.data, model.end_parts[HEAD], rows, logits, buffers.part, _REPLACES, chunk, num_chunks)
     else:
+        if model.logit_softcap > 0:
+            cap_rows(buffers.logits[first:last], model.logit_softcap)
         scan_rows(
             buffers.logits[first:last],
             buffers.block_maxima[first:last],
             buffers.highest[first:last],
             buffers.argmax[first:last],
         )
+
+
+@inlined
+def _add_branch(branch: Floats, row: int, model: Model, out: Floats, number: int) -> None:
+    """What the last layer's MLP gives, to row `number` of `out`."""
+    norm = model.post_norms[model.post_norms.shape[0] - 1]
+    rms_norm_add_range(branch[row : row + 1], norm, model.epsilon, out[number : number + 1], _ZERO, _ONE)
 
 
 @kernel

@@ -10,7 +10,9 @@
     query_key_value_bias            fp32 [num_layers, outputs], only where the model has one
     attention_output_bias           fp32 [num_layers, hidden], only where the model has one
     query_key_norms                 fp32 [2 num_layers, head_dim]: of queries, of keys, …; only where the model has them
+    post_norms                      fp32 [2 num_layers, hidden]: after attention, after the MLP, …; only where there are
     cosines, sines                  fp32 [max_context_tokens, head_dim / 2] of the rotary embedding
+    local_cosines, local_sines      the same of layers with a window, only where they have their own
 
 A matrix is one or more packed parts, one below the other: neighbours whose numbers are of the same kind are one part.
 """
@@ -21,10 +23,17 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from weir.model.architecture import ModelConfig, rotary_frequencies
+from weir.model.architecture import (
+    Frequencies,
+    ModelConfig,
+    local_rotary_frequencies,
+    mlp_norm_name,
+    rotary_frequencies,
+    rotary_magnitudes,
+)
 from weir.model.errors import ModelError
 from weir.model.files.quant_blocks import QuantBlocks
-from weir.model.files.tensors import TensorFile
+from weir.model.files.tensor_file import TensorFile
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, PackedMatrix, pack_int8, pack_q4_1, pack_q8_0
 
 Parts = tuple[PackedMatrix, ...]
@@ -56,10 +65,13 @@ def pack_arrays(tensors: TensorFile, config: ModelConfig) -> Iterator[tuple[str,
         layers = range(config.num_layers)
         return [tensors.read(f"model.layers.{layer}.{name}.weight") for layer in layers for name in names]
 
-    hidden_norms = norms("input_layernorm", "post_attention_layernorm")
+    hidden_norms = norms("input_layernorm", mlp_norm_name(config))
     yield "norms", np.stack([*hidden_norms, tensors.read("model.norm.weight")])
     if config.query_key_norm:
         yield "query_key_norms", np.stack(norms("self_attn.q_norm", "self_attn.k_norm"))
+
+    if config.post_norms:
+        yield "post_norms", np.stack(norms("post_attention_layernorm", "post_feedforward_layernorm"))
 
     def biases(*names: str) -> Floats:
         return np.stack(
@@ -73,10 +85,20 @@ def pack_arrays(tensors: TensorFile, config: ModelConfig) -> Iterator[tuple[str,
         yield "query_key_value_bias", biases("q_proj", "k_proj", "v_proj")
     if config.attention_output_bias:
         yield "attention_output_bias", biases("o_proj")
+    magnitudes = rotary_magnitudes(config)
+    yield from _rotary_tables("", rotary_frequencies(config), magnitudes, config.max_context_tokens)
+    local = local_rotary_frequencies(config)
+    if local is not None:
+        yield from _rotary_tables("local_", local, np.ones_like(local), config.max_context_tokens)
+
+
+def _rotary_tables(
+    prefix: str, frequencies: Frequencies, magnitudes: Frequencies, num_positions: int
+) -> Iterator[tuple[str, Floats]]:
     # angles in fp32 as the fp32 path makes them; their cosines in fp64, so that every machine rounds to the same bits
-    angles = np.outer(np.arange(config.max_context_tokens, dtype=np.float32), rotary_frequencies(config))
-    yield "cosines", np.cos(angles, dtype=np.float64).astype(np.float32)
-    yield "sines", np.sin(angles, dtype=np.float64).astype(np.float32)
+    angles = np.outer(np.arange(num_positions, dtype=np.float32), frequencies)
+    yield f"{prefix}cosines", np.cos(angles, dtype=np.float64).astype(np.float32) * magnitudes
+    yield f"{prefix}sines", np.sin(angles, dtype=np.float64).astype(np.float32) * magnitudes
 
 
 _LAYER_MATRICES = {

@@ -13,6 +13,7 @@ from weir.model.architecture import ModelConfig
 from weir.model.cpu.packed_weights import PackedWeights
 from weir.model.cpu.packing import Parts
 from weir.model.cpu.slices import SliceArrays
+from weir.ops.cpu.attention import NO_WINDOW, scoring_of
 from weir.ops.cpu.paged_decode import decode_partial_floats, decode_scratch_floats, num_decode_items, plan_decode
 from weir.ops.cpu.paged_prefill import num_prefill_items, plan_prefill, prefill_scratch_floats
 from weir.ops.cpu.quantized_rows import empty_rows
@@ -41,7 +42,9 @@ class Model(NamedTuple):
 
     `data` holds all matrices; `layer_parts` [layers, 4 matrices, parts, 4] and `end_parts` [2 matrices, 1, 4] say where
     their parts are. `norms` [2 layers + 1, hidden]; `query_key_norms` [2 layers, head_dim], and biases [layers,
-    outputs], or [0, 0] where there are none. `cosines`, `sines` [positions, head_dim / 2].
+    outputs], `post_norms` [2 layers, hidden], or [0, 0] where there are none. `windows` [layers]: positions that a
+    query sees at most. `cosines`, `sines` [positions, head_dim / 2], `local_*` those of layers with a window. `scale`
+    and `cap_factor` are those of `Scoring`; `logit_softcap` 0: none.
     """
 
     data: Bytes
@@ -51,8 +54,17 @@ class Model(NamedTuple):
     query_key_norms: Floats
     query_key_value_bias: Floats
     attention_output_bias: Floats
+    post_norms: Floats
+    windows: Longs
     cosines: Floats
     sines: Floats
+    local_cosines: Floats
+    local_sines: Floats
+    scale: np.float32
+    cap_factor: np.float32
+    logit_softcap: np.float32
+    embedding_scale: np.float32
+    is_gelu: np.bool_
     epsilon: float
     num_heads: int
     num_kv_heads: int
@@ -61,12 +73,15 @@ class Model(NamedTuple):
 class Buffers(NamedTuple):
     """Memory of a slice's numbers; [rows, …] but for what is said.
 
-    `rows_*` are quantized rows. `part` [elements] is for matrices of several parts. `partials`, `*_items` are those of
-    the attention kernels; `*_scratch` [chunks of a phase, …]. `last_hidden` and `logits` [logits, …], and what one pass
-    over those finds (`weir.ops.cpu.sampling_scan`): `block_maxima` [logits, blocks], `highest`, `argmax` [logits].
+    `rows_*` are quantized rows. `branch` is what attention or the MLP gives where that is normed before it is added to
+    `hidden`. `part` [elements] is for matrices of several parts. `partials`, `*_items` are those of the attention
+    kernels, `window_items` those of decodes in layers with a window; `*_scratch` [chunks of a phase, …]. `last_hidden`
+    and `logits` [logits, …], and what one pass over those finds (`weir.ops.cpu.sampling_scan`): `block_maxima` [logits,
+    blocks], `highest`, `argmax` [logits].
     """
 
     hidden: Floats
+    branch: Floats
     rows_hidden: Bytes
     qkv: Floats
     attended: Floats
@@ -75,6 +90,7 @@ class Buffers(NamedTuple):
     rows_inner: Bytes
     part: Floats
     decode_items: Ints
+    window_items: Ints
     prefill_items: Ints
     partials: Floats
     decode_scratch: Floats
@@ -94,6 +110,7 @@ class Extent(NamedTuple):
     """
 
     num_decode_items: int
+    num_window_items: int
     num_prefill_items: int
     first_layer: int
     last_layer: int
@@ -113,6 +130,11 @@ def make_model(config: ModelConfig, packed: PackedWeights) -> Model:
     _describe(packed, packed.matrices["head"], end_parts[1])
     none = np.zeros((0, 0), np.float32)
     none.flags.writeable = False  # as what is mapped: the same compiled code serves models with and without
+    scoring = scoring_of(config.score_divisor, softcap=config.attention_softcap or 0.0)
+    cosines, sines = packed.arrays["cosines"], packed.arrays["sines"]
+    windows = [
+        NO_WINDOW if (window := config.window_of(layer)) is None else window for layer in range(config.num_layers)
+    ]
     return Model(
         data=packed.mapped,
         layer_parts=layer_parts,
@@ -121,8 +143,17 @@ def make_model(config: ModelConfig, packed: PackedWeights) -> Model:
         query_key_norms=packed.arrays.get("query_key_norms", none),
         query_key_value_bias=packed.arrays.get("query_key_value_bias", none),
         attention_output_bias=packed.arrays.get("attention_output_bias", none),
-        cosines=packed.arrays["cosines"],
-        sines=packed.arrays["sines"],
+        post_norms=packed.arrays.get("post_norms", none),
+        windows=np.array(windows, np.int64),
+        cosines=cosines,
+        sines=sines,
+        local_cosines=packed.arrays.get("local_cosines", cosines),
+        local_sines=packed.arrays.get("local_sines", sines),
+        scale=scoring.scale,
+        cap_factor=scoring.cap_factor,
+        logit_softcap=np.float32(config.logit_softcap or 0.0),
+        embedding_scale=np.float32(config.embedding_scale),
+        is_gelu=np.bool_(config.activation == "gelu_tanh"),
         epsilon=config.rms_norm_eps,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -137,18 +168,22 @@ class Workspace:
 
     def __init__(self, config: ModelConfig, num_chunks: int) -> None:
         self._num_kv_heads = config.num_kv_heads
+        self._window = None if config.window is None else config.window.num_tokens
         self._group_heads = config.num_heads // config.num_kv_heads
         self.buffers = _make_buffers(config, num_chunks)
 
     def plan_attention(self, arrays: SliceArrays) -> Extent:
         """Lists the work items of the slice's attention in the buffers. Its layers and stages are still none."""
-        decodes = num_decode_items(arrays.decode_lengths, self._num_kv_heads)
+        decodes = num_decode_items(arrays.decode_lengths, self._num_kv_heads, NO_WINDOW)
         prefills = num_prefill_items(arrays.num_tokens, self._num_kv_heads, self._group_heads)
         self._make_room(decodes, prefills)
         buffers = self.buffers
-        plan_decode(arrays.decode_lengths, self._num_kv_heads, buffers.decode_items)
+        plan_decode(arrays.decode_lengths, self._num_kv_heads, NO_WINDOW, buffers.decode_items)
+        windowed = 0
+        if self._window is not None:
+            windowed = plan_decode(arrays.decode_lengths, self._num_kv_heads, self._window, buffers.window_items)
         plan_prefill(arrays.num_tokens, self._num_kv_heads, self._group_heads, buffers.prefill_items)
-        return Extent(decodes, prefills, 0, 0, 0, 0)
+        return Extent(decodes, windowed, prefills, 0, 0, 0, 0)
 
     def gather(self, rows: Ints) -> None:
         """Makes `rows` the first rows of what the last layer's attention and all behind it read."""
@@ -161,6 +196,7 @@ class Workspace:
             room = 1 << (num_decodes - 1).bit_length()
             self.buffers = buffers = buffers._replace(
                 decode_items=np.zeros((room, 3), np.int32),
+                window_items=np.zeros((room, 3), np.int32),
                 partials=np.empty((room, buffers.partials.shape[1]), np.float32),
             )
         if num_prefills > len(buffers.prefill_items):
@@ -179,6 +215,7 @@ def _make_buffers(config: ModelConfig, num_chunks: int) -> Buffers:
 
     return Buffers(
         hidden=floats(rows, hidden),
+        branch=floats(rows if config.post_norms else 0, hidden),
         rows_hidden=empty_rows(rows, hidden),
         qkv=floats(rows, qkv),
         attended=floats(rows, heads),
@@ -187,6 +224,7 @@ def _make_buffers(config: ModelConfig, num_chunks: int) -> Buffers:
         rows_inner=empty_rows(rows, inner),
         part=floats(rows * max(qkv, 2 * inner)),
         decode_items=np.zeros((_FIRST_ITEMS, 3), np.int32),
+        window_items=np.zeros((_FIRST_ITEMS, 3), np.int32),
         prefill_items=np.zeros((_FIRST_ITEMS, 3), np.int32),
         partials=floats(_FIRST_ITEMS, decode_partial_floats(group_heads, config.head_dim)),
         decode_scratch=floats(num_chunks, decode_scratch_floats(group_heads)),

@@ -19,15 +19,23 @@ _EXACT_VERSION = 1
 """To be raised when `exact_linear` changes its bits: another tile does."""
 
 
-def model_digest(source: ModelSource, precision: Precision, device: Device = "cpu", *, exact: bool = False) -> str:
+def model_digest(
+    source: ModelSource,
+    precision: Precision,
+    device: Device = "cpu",
+    *,
+    exact: bool = False,
+    max_context_tokens: int = 0,
+) -> str:
     """32 hex digits over every byte of the weights, the configuration, the device's arithmetic and page layout.
 
     Equal on every machine that has the same files, wherever they lie. XXH3 runs at memory speed, so for the built-in
-    model this takes some 20 ms once the file is cached. Pages that a device computed exactly are no others'.
+    model this takes some 20 ms once the file is cached. Pages that a device computed exactly are no others', nor, of
+    models whose rotation depends on it (`load_model_config`), those of another `max_context_tokens`.
 
     Raises ModelError for a precision that it cannot have there, and for `exact` where it is not.
     """
-    config = load_model_config(source)
+    config = load_model_config(source, max_context_tokens)
     arithmetic = choose_arithmetic(precision, config, device, exact=exact)
     computed_in, page_layout = f"{arithmetic} {_VERSIONS[arithmetic]}", PAGE_LAYOUT
     if device != "cpu":

@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from weir.model.architecture import Llama3Scaling, ModelConfig, tensor_shapes
+from weir.model.architecture import Llama3Scaling, ModelConfig, SlidingWindow, tensor_shapes
 from weir.model.errors import ModelNotFound
+from weir.model.files.embedding_scale import embedding_scale
 from weir.model.files.quant_blocks import QuantBlocks
 
 DUMMY_SEED = 0
@@ -60,6 +61,31 @@ _QWEN_2_5 = replace(
     rotary_scaling=None,
 )
 _QWEN_3 = replace(_QWEN_2_5, max_context_tokens=40_960, query_key_value_bias=False, query_key_norm=True)
+_GEMMA_3 = replace(
+    _LLAMA_2,
+    vocab_size=262_144,
+    head_dim=256,
+    num_kv_heads=1,
+    rms_norm_eps=1e-6,
+    rope_theta=1_000_000.0,
+    max_context_tokens=32_768,
+    tie_word_embeddings=True,
+    query_key_norm=True,
+    activation="gelu_tanh",
+    post_norms=True,
+    offset_norms=True,
+)
+_GEMMA_2 = replace(
+    _GEMMA_3,
+    vocab_size=256_000,
+    rope_theta=10_000.0,
+    max_context_tokens=8192,
+    query_key_norm=False,
+    attention_softcap=50.0,
+    logit_softcap=30.0,
+)
+_PHI_4 = replace(_LLAMA_2, vocab_size=200_064, max_context_tokens=131_072, tie_word_embeddings=True, rotary_dim=96)
+"""Without the factors of its rotary frequencies, which change no speed."""
 _SMOLLM2 = replace(
     _LLAMA_2,
     vocab_size=49_152,
@@ -82,6 +108,14 @@ def _sized(base: ModelConfig, hidden: int, inner: int, layers: int, heads: int, 
     )
 
 
+def _gemma(base: ModelConfig, hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> ModelConfig:
+    """Heads of 256, however wide the model is. One layer of 6, of Gemma 2 one of 2, attends to everything."""
+    sized = _sized(replace(base, window=None), hidden, inner, layers, heads, kv_heads)
+    tokens, period, theta = (512, 6, 10_000.0) if base.query_key_norm else (4096, 2, None)
+    window = SlidingWindow(tokens, tuple((layer + 1) % period != 0 for layer in range(layers)), theta)
+    return replace(sized, head_dim=256, window=window, embedding_scale=embedding_scale(hidden, "bfloat16"))
+
+
 MODEL_SHAPES: Mapping[str, ModelConfig] = {
     # no model's: two layers, for tests and for a first look
     "tiny": replace(_sized(_SMOLLM2, 128, 256, 2, 4, 2), vocab_size=1024, max_context_tokens=2048),
@@ -95,8 +129,8 @@ MODEL_SHAPES: Mapping[str, ModelConfig] = {
     "llama-3.2-3b": _sized(_LLAMA_3_2, 3072, 8192, 28, 24, 8),
     "llama-3.1-8b": _LLAMA_3,
     "llama-3.1-70b": _sized(_LLAMA_3, 8192, 28_672, 80, 64, 8),
-    # mistralai/Mistral-7B-v0.1 (its sliding window is the context), Mistral-7B-v0.3
-    "mistral-7b-v0.1": _MISTRAL,
+    # mistralai/Mistral-7B-v0.1, Mistral-7B-v0.3
+    "mistral-7b-v0.1": replace(_MISTRAL, max_context_tokens=32_768, window=SlidingWindow(4096, (True,) * 32)),
     "mistral-7b-v0.3": replace(_MISTRAL, vocab_size=32_768, rope_theta=1_000_000.0, max_context_tokens=32_768),
     # Qwen/Qwen2.5-0.5B-Instruct, -1.5B-, -7B-, -14B-
     "qwen2.5-0.5b": replace(_sized(_QWEN_2_5, 896, 4864, 24, 14, 2), tie_word_embeddings=True),
@@ -108,6 +142,12 @@ MODEL_SHAPES: Mapping[str, ModelConfig] = {
     "qwen3-1.7b": replace(_sized(_QWEN_3, 2048, 6144, 28, 16, 8), tie_word_embeddings=True),
     "qwen3-4b": replace(_sized(_QWEN_3, 2560, 9728, 36, 32, 8), head_dim=128, tie_word_embeddings=True),
     "qwen3-8b": _sized(_QWEN_3, 4096, 12_288, 36, 32, 8),
+    # google/gemma-2-2b-it, gemma-3-270m-it, gemma-3-1b-it
+    "gemma2-2b": _gemma(_GEMMA_2, 2304, 9216, 26, 8, 4),
+    "gemma3-270m": _gemma(_GEMMA_3, 640, 2048, 18, 4, 1),
+    "gemma3-1b": _gemma(_GEMMA_3, 1152, 6912, 26, 4, 1),
+    # microsoft/Phi-4-mini-instruct
+    "phi-4-mini": _sized(_PHI_4, 3072, 8192, 32, 24, 8),
 }
 
 

@@ -1,6 +1,7 @@
-"""Tensors of a GGUF file of the Llama, Qwen2 or Qwen3 architecture."""
+"""Tensors of a GGUF file."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,19 +23,27 @@ _LAYER_NAMES = {
     "attn_v": "self_attn.v_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_POST_NORM_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Of models with norms behind attention and the MLP."""
 _TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
 _LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_ROPE_FREQS = "rope_freqs.weight"  # no weight: the configuration has read it
+# the configuration has read them
+_NO_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 _ScalarT = TypeVar("_ScalarT", bound=np.generic)
 
@@ -49,7 +58,12 @@ class GgufTensors:
         self._config = config
         # llama.cpp's converter reorders queries and keys of this architecture and of no other
         self._is_permuted = file.get("general.architecture", str) == "llama"
-        self._tensors = {_canonical_name(name): tensor for name, tensor in file.tensors.items() if name != _ROPE_FREQS}
+        names = _LAYER_NAMES | (_POST_NORM_NAMES if config.post_norms else {})
+        if "blk.0.ffn_gate.weight" not in file.tensors:
+            names |= {"ffn_up": "mlp.gate_up_proj"}
+        self._tensors = {
+            _canonical_name(name, names): tensor for name, tensor in file.tensors.items() if name not in _NO_WEIGHTS
+        }
         self._data = np.memmap(path, dtype=np.uint8, mode="r")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -124,9 +138,9 @@ def undo_rotary_permutation(rows: npt.NDArray[_ScalarT], num_heads: int) -> npt.
     return np.ascontiguousarray(reordered).reshape(rows.shape)
 
 
-def _canonical_name(name: str) -> str:
-    """Names that are not Llama's stay as they are and are refused with the rest."""
+def _canonical_name(name: str, names: Mapping[str, str]) -> str:
+    """Names that are not in `names` stay as they are and are refused with the rest."""
     match = _LAYER_PATTERN.fullmatch(name)
-    if match is not None and match.group(2) in _LAYER_NAMES:
-        return f"model.layers.{match.group(1)}.{_LAYER_NAMES[match.group(2)]}.{match.group(3)}"
+    if match is not None and match.group(2) in names:
+        return f"model.layers.{match.group(1)}.{names[match.group(2)]}.{match.group(3)}"
     return _TOP_NAMES.get(name, name)

@@ -1,36 +1,12 @@
 """A model's tensors by name, wherever they lie. numpy only: not every worker computes with torch."""
 
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
-
 from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
+from weir.model.files.arranged import ArrangedTensors
 from weir.model.files.dummy import DummyTensors
-from weir.model.files.quant_blocks import QuantBlocks
-from weir.model.files.safetensors import SafetensorsFolder, StoredValues
+from weir.model.files.safetensors import SafetensorsFolder
 from weir.model.files.source import ModelKind, ModelSource
-
-
-class TensorFile(Protocol):
-    """Tensors by the names that `tensor_shapes` uses (those of Hugging Face's Llama)."""
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every tensor there, without reading any."""
-        ...
-
-    def read(self, name: str) -> npt.NDArray[np.float32]:
-        """A copy of its own, in fp32, with the rows of queries and keys in the order of Hugging Face."""
-        ...
-
-    def try_view(self, name: str) -> StoredValues | None:
-        """The file's own bytes, not copied; None where they have another order or another type."""
-        ...
-
-    def try_read_blocks(self, name: str) -> QuantBlocks | None:
-        """The integers that the file holds for a matrix; None where it holds anything that `QuantBlocks` cannot say."""
-        ...
+from weir.model.files.tensor_file import TensorFile
 
 
 def open_tensors(source: ModelSource, config: ModelConfig) -> TensorFile:
@@ -49,10 +25,11 @@ def _open(source: ModelSource, config: ModelConfig) -> TensorFile:
         # here and not above: a machine without GGUF files need not have their library
         from weir.model.files.gguf_tensors import GgufTensors  # noqa: PLC0415
 
-        return GgufTensors(source.path, config)
+        # converters write norms as they are multiplied with
+        return ArrangedTensors(GgufTensors(source.path, config), config, has_offset_norms=False)
     if source.kind is ModelKind.DUMMY:
         return DummyTensors(config)
-    return SafetensorsFolder(source.path)
+    return ArrangedTensors(SafetensorsFolder(source.path), config, has_offset_norms=config.offset_norms)
 
 
 def _check_shapes(
@@ -66,8 +43,7 @@ def _check_shapes(
     }
     problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
     problems += [
-        f"{name} is not part of a Llama, Mistral, Qwen2 or Qwen3 model"
-        for name in sorted(found.keys() - expected.keys())
+        f"{name} is not part of a model of its architecture" for name in sorted(found.keys() - expected.keys())
     ]
     problems += [
         f"{name} has shape {list(found[name])}, expected {list(expected[name])}"

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from weir.model.errors import ModelError, PullError
-from weir.model.files.config import check_gguf_header, load_model_config
+from weir.model.files.config import load_model_config
+from weir.model.files.config_gguf import check_gguf_header
 from weir.model.files.gguf import read_gguf
 from weir.model.files.source import ModelSource
 from weir.model.files.tensors import open_tensors

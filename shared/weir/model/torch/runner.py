@@ -54,7 +54,7 @@ class TorchRunner:
         if not plan.chunks:
             return StepResult({})
         with torch.inference_mode():
-            batch = build_batch(plan, kv, self._config.vocab_size, self._config.max_context_tokens)
+            batch = build_batch(plan, kv, self._config)
             hidden = self._decoder.forward(batch, kv)
             scores = {
                 scored.slot: prompt_logprobs(scored, lambda rows: self._logits(hidden[rows.start : rows.stop]))

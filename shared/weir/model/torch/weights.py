@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from weir.model.architecture import ModelConfig, tensor_shapes
+from weir.model.architecture import ModelConfig, mlp_norm_name, tensor_shapes
 from weir.model.errors import ModelError
 from weir.model.files.dummy import DUMMY_SEED, SPREAD, is_norm, tensor_seed
 from weir.model.files.source import ModelSource
@@ -33,7 +33,8 @@ class LayerScales:
 class LayerWeights:
     """Matrices are `[out, in]`; `query_key_value` and `gate_up` are stacked along `out`: one product does all.
 
-    Biases, and the norms of queries and keys [head_dim], are None where the model has none.
+    Biases, the norms of queries and keys [head_dim], and those behind attention and the MLP, are None where the model
+    has none.
     """
 
     attention_norm: torch.Tensor
@@ -47,6 +48,8 @@ class LayerWeights:
     scales: LayerScales = LayerScales()
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
+    after_attention_norm: torch.Tensor | None = None
+    after_mlp_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ class Weights:
         for layer in self.layers:
             tensors += [layer.attention_norm, layer.query_key_value, layer.attention_output]
             tensors += [layer.mlp_norm, layer.gate_up, layer.down]
-            optional = (layer.query_key_value_bias, layer.query_norm, layer.key_norm, layer.attention_output_bias)
+            biases = (layer.query_key_value_bias, layer.attention_output_bias)
+            optional = (*biases, layer.query_norm, layer.key_norm, layer.after_attention_norm, layer.after_mlp_norm)
             tensors += [tensor for tensor in optional if tensor is not None]
             tensors += _scales_of(layer)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -155,26 +159,30 @@ def _lay_out(layout: _Layout, kept: WeightFormat, config: ModelConfig) -> Weight
     hidden, take, matrix = config.hidden_size, partial(layout.take, kept.dtype), partial(layout.take, kept.matrix_dtype)
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     stacked, gate_up = query + 2 * key, 2 * config.intermediate_size
+    # a weight of 1 + w has half the digits of a w that is small
+    norm = partial(layout.take, torch.float32) if config.offset_norms else take
     embedding = take(config.vocab_size, hidden)
     layers = tuple(
         LayerWeights(
-            attention_norm=take(hidden),
+            attention_norm=norm(hidden),
             query_key_value=matrix(stacked, hidden),
             query_key_value_bias=take(stacked) if config.query_key_value_bias else None,
             attention_output=matrix(hidden, query),
             attention_output_bias=take(hidden) if config.attention_output_bias else None,
-            mlp_norm=take(hidden),
+            mlp_norm=norm(hidden),
             gate_up=matrix(gate_up, hidden),
             down=matrix(hidden, config.intermediate_size),
             scales=LayerScales(*(layout.take(torch.float32, rows) for rows in (stacked, hidden, gate_up, hidden)))
             if kept.is_fp8
             else LayerScales(),
-            query_norm=take(config.head_dim) if config.query_key_norm else None,
-            key_norm=take(config.head_dim) if config.query_key_norm else None,
+            query_norm=norm(config.head_dim) if config.query_key_norm else None,
+            key_norm=norm(config.head_dim) if config.query_key_norm else None,
+            after_attention_norm=norm(hidden) if config.post_norms else None,
+            after_mlp_norm=norm(hidden) if config.post_norms else None,
         )
         for _ in range(config.num_layers)
     )
-    final_norm = take(hidden)
+    final_norm = norm(hidden)
     output = embedding if config.tie_word_embeddings else take(config.vocab_size, hidden)
     return Weights(embedding, layers, final_norm, output)
 
@@ -207,10 +215,14 @@ def _parts(weights: Weights, config: ModelConfig) -> Iterator[_Part]:
         yield f"{attention}.o_proj.weight", layer.attention_output, scales.attention_output
         if layer.attention_output_bias is not None:
             yield f"{attention}.o_proj.bias", layer.attention_output_bias, None
-        yield f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm, None
+        if layer.after_attention_norm is not None:
+            yield f"{prefix}.post_attention_layernorm.weight", layer.after_attention_norm, None
+        yield f"{prefix}.{mlp_norm_name(config)}.weight", layer.mlp_norm, None
         names, sizes = [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")], [config.intermediate_size] * 2
         yield from _stacked(names, layer.gate_up, scales.gate_up, sizes)
         yield f"{prefix}.mlp.down_proj.weight", layer.down, scales.down
+        if layer.after_mlp_norm is not None:
+            yield f"{prefix}.post_feedforward_layernorm.weight", layer.after_mlp_norm, None
     yield "model.norm.weight", weights.final_norm, None
     if not config.tie_word_embeddings:
         yield "lm_head.weight", weights.output, None

@@ -105,17 +105,24 @@ def start_device(device: Device, num_threads: int) -> None:
 
 
 def load_on_device(
-    source: ModelSource, precision: Precision, device: Device, num_threads: int, shared: SharedWeights | None = None
+    source: ModelSource,
+    precision: Precision,
+    device: Device,
+    num_threads: int,
+    shared: SharedWeights | None = None,
+    *,
+    max_context_tokens: int = 0,
 ) -> DeviceWeights:
     """The weights that another worker has loaded onto the device; else reads them there, tensor by tensor.
 
     `num_threads`: of the interpreter's matrix products. `shared` None: the weights are this process's own.
+    `max_context_tokens` as for `load_model_config`.
 
     Raises:
         ModelError: the files are not a model that Weir serves, or not on this device or in this precision; there is no
             such device, or too little memory on it.
     """
-    config = load_model_config(source)
+    config = load_model_config(source, max_context_tokens)
     arithmetic = choose_arithmetic(precision, config, device)
     target = _begin(device, num_threads)
     kept = weight_format(arithmetic, target)

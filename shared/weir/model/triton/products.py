@@ -7,9 +7,10 @@ import torch
 from weir.model.torch.weights import WeightFormat
 from weir.ops.gpu.exact_linear import exact_linear
 from weir.ops.gpu.fp8_product import choose_product
-from weir.ops.gpu.fp8_rows import quantize_rows, silu_mul_quantize
+from weir.ops.gpu.fp8_rows import gated_quantize, quantize_rows
+from weir.ops.gpu.gated import gated
 from weir.ops.gpu.rms_norm import rms_norm
-from weir.ops.gpu.silu_mul import silu_mul
+from weir.ops.reference import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,16 @@ class ProductRows:
 class LayerProducts:
     """Makes rows for products, and multiplies them, in one format of weights on one device."""
 
-    def __init__(self, kept: WeightFormat, device: torch.device, *, is_exact: bool = False) -> None:
+    def __init__(
+        self, kept: WeightFormat, device: torch.device, activation: Activation = "silu", *, is_exact: bool = False
+    ) -> None:
         """`is_exact`: rows of products do not depend on the batch. Raises ValueError for that with E4M3 matrices."""
         if is_exact and kept.is_fp8:
             raise ValueError("rows of products of E4M3 matrices depend on the batch")
         self.linear = exact_linear if is_exact else library_linear
         """Of numbers: `rows` [rows, in], `matrix` [out, in], bias [out] or None, `out` of their type or fp32."""
         self._kept = kept
+        self._activation = activation
         self._device = device
         self._fp8_product = choose_product(device) if kept.is_fp8 else None
 
@@ -54,9 +58,9 @@ class LayerProducts:
 
     def gate(self, gate_up: torch.Tensor, out: ProductRows) -> None:
         if out.scales is None:
-            silu_mul(gate_up, out.values)
+            gated(gate_up, out.values, self._activation)
         else:
-            silu_mul_quantize(gate_up, out.values, out.scales)
+            gated_quantize(gate_up, out.values, out.scales, self._activation)
 
     def made_of(self, rows: torch.Tensor, room: ProductRows) -> ProductRows:
         """`rows` as they are, or quantized into `room`."""

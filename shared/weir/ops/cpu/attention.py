@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.simd.attention import SCORED_PAGES, TILE_ROWS, score_pair, score_tile, soften_row, weigh_tile
+from weir.ops.simd.attention import SCORED_PAGES, TILE_ROWS, cap_row, score_pair, score_tile, soften_row, weigh_tile
 from weir.ops.simd.bf16 import BF16_BYTES
 from weir.ops.simd.float import FLOAT_BYTES
 from weir.ops.simd.jit import kernel
@@ -46,10 +46,29 @@ def head_pages(pages: NDArray[np.uint16], layer: int, kv_head: int) -> HeadPages
     return HeadPages(keys, keys + num_kv_heads * block_bytes, num_layers * 2 * num_kv_heads * block_bytes)
 
 
-@kernel
-def softmax_scale(head_dim: int) -> np.float32:
-    """What scores are multiplied with before two is raised to them: log2(e) / sqrt(head_dim)."""
-    return np.float32(_LOG2_E / np.sqrt(np.float64(head_dim)))
+class Scoring(NamedTuple):
+    """Which positions a query sees, and how products with their keys become weights.
+
+    `window`: it sees at most so many positions, the last of which is its own. `scale`: what scores are multiplied with
+    before two is raised to them. `cap_factor`, if it is not 0: a product s becomes the score tanh(s * cap_factor).
+    """
+
+    window: int
+    scale: np.float32
+    cap_factor: np.float32
+
+
+NO_WINDOW = (1 << 31) - 1
+"""A window that no context is longer than."""
+
+
+def scoring_of(divisor: float, window: int = NO_WINDOW, softcap: float = 0.0) -> Scoring:
+    """Products are divided by the square root of `divisor`, the size of a head in most models. Softcap c, if it is not
+    0: after that s becomes c tanh(s / c) (Bello et al.: "Neural combinatorial optimization", 2016)."""
+    root = np.sqrt(np.float64(divisor))
+    if softcap == 0.0:
+        return Scoring(window, np.float32(_LOG2_E / root), np.float32(0.0))
+    return Scoring(window, np.float32(_LOG2_E * softcap), np.float32(1.0 / (root * softcap)))
 
 
 @kernel
@@ -142,11 +161,19 @@ def weigh_block(
 
 @kernel
 def soften_block(
-    scores: int, num_rows: int, rows_per_token: int, num_tokens: int, scale: np.float32, stats: int
+    scores: int, num_rows: int, rows_per_token: int, num_tokens: int, scoring: Scoring, stats: int
 ) -> None:
-    """Scores become weights, each row relative to its largest score; that and the weights' sum go to `stats`."""
+    """Scores become weights, each row relative to its largest score; that and the weights' sum go to `stats`.
+
+    `num_tokens` as for `score_block`, but more than BLOCK_TOKENS where the rows stand behind the block. Every row sees
+    a token of it.
+    """
     last_tokens = min(num_tokens + (num_rows - 1) // rows_per_token, BLOCK_TOKENS)
     num_padded = (last_tokens + PAGE_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
     for row in range(num_rows):
-        seen = min(num_tokens + row // rows_per_token, BLOCK_TOKENS)
-        soften_row(scores + row * _SCORE_STRIDE, seen, num_padded, scale, stats + row * STATS_FLOATS * FLOAT_BYTES)
+        end = num_tokens + row // rows_per_token
+        first, seen = max(0, end - scoring.window), min(end, BLOCK_TOKENS)
+        row_scores, row_stats = scores + row * _SCORE_STRIDE, stats + row * STATS_FLOATS * FLOAT_BYTES
+        if scoring.cap_factor > 0:
+            cap_row(row_scores, num_padded, scoring.cap_factor)
+        soften_row(row_scores, first, seen, num_padded, scoring.scale, row_stats)

@@ -36,12 +36,13 @@ def _load_float(typing_context: Any, address: Any) -> Any:
 def embedding_range(
     weights: NDArray[np.uint8],
     bits: int,
+    factor: np.float32,
     token_ids: NDArray[np.int64],
     out: NDArray[np.float32],
     first_row: int,
     last_row: int,
 ) -> None:
-    """Rows [first_row, last_row) of `out` float32 [m, inputs] = rows `token_ids` int64 [m] of the matrix.
+    """Rows [first_row, last_row) of `out` float32 [m, inputs] = rows `token_ids` int64 [m] of the matrix * `factor`.
 
     `weights` is `PackedMatrix.data`, `bits` its kind; nothing is checked here, not even the token ids.
     """
@@ -60,9 +61,9 @@ def embedding_range(
                     quad, byte = index // 4, index % 4
                     pair = weights[first + quad // 2 * _VECTOR_BYTES + byte]
                     quant = pair >> 4 if quad % 2 else pair & 15
-                    out[row, column + index] = scale * np.float32(quant) + minimum
+                    out[row, column + index] = (scale * np.float32(quant) + minimum) * factor
             else:
                 scale = _load_float(weights.ctypes.data + start + 4 * lane)
                 for index in range(GROUP):
                     stored = weights[first + index // 4 * _VECTOR_BYTES + index % 4]
-                    out[row, column + index] = scale * np.float32(np.int32(stored) - 128)
+                    out[row, column + index] = scale * np.float32(np.int32(stored) - 128) * factor

@@ -13,10 +13,10 @@ from weir.ops.cpu.attention import (
     BLOCK_PAGES,
     BLOCK_TOKENS,
     STATS_FLOATS,
+    Scoring,
     head_pages,
     score_block,
     soften_block,
-    softmax_scale,
     weigh_block,
 )
 from weir.ops.simd.attention import finish_row, merge_row
@@ -26,24 +26,32 @@ from weir.ops.simd.loops import address_of
 
 
 @kernel
-def num_decode_items(lengths: NDArray[np.int32], num_kv_heads: int) -> int:
-    """Rows that `items` and `partials` need for sequences of these lengths."""
+def _first_block(length: int, window: int) -> int:
+    """Blocks stay where they are, whatever the window: the first one is cut by a mask."""
+    return max(0, length - window) // BLOCK_TOKENS
+
+
+@kernel
+def num_decode_items(lengths: NDArray[np.int32], num_kv_heads: int, window: int) -> int:
+    """Rows that `items` and `partials` need for sequences of these lengths, of which `window` positions are seen."""
     num_blocks = 0
     for length in lengths:
-        num_blocks += (length + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+        num_blocks += (length + BLOCK_TOKENS - 1) // BLOCK_TOKENS - _first_block(length, window)
     return num_blocks * num_kv_heads
 
 
 @kernel
-def plan_decode(lengths: NDArray[np.int32], num_kv_heads: int, items: NDArray[np.int32]) -> int:
+def plan_decode(lengths: NDArray[np.int32], num_kv_heads: int, window: int, items: NDArray[np.int32]) -> int:
     """Fills `items` [at least num_decode_items, 3] with (sequence, key head, block); returns their number.
 
-    The items of a sequence and head are neighbours, in order of their blocks. Made once a step, used in every layer.
+    The items of a sequence and head are neighbours, in order of their blocks. Made once a step, used in every layer
+    with this window.
     """
     item = 0
     for sequence in range(lengths.size):
         for kv_head in range(num_kv_heads):
-            for block in range((lengths[sequence] + BLOCK_TOKENS - 1) // BLOCK_TOKENS):
+            last = (lengths[sequence] + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+            for block in range(_first_block(lengths[sequence], window), last):
                 items[item, 0], items[item, 1], items[item, 2] = sequence, kv_head, block
                 item += 1
     return item
@@ -70,6 +78,7 @@ def decode_blocks(
     pages: NDArray[np.uint16],
     layer: int,
     group_heads: int,
+    scoring: Scoring,
     items: NDArray[np.int32],
     num_items: int,
     partials: NDArray[np.float32],
@@ -87,7 +96,8 @@ def decode_blocks(
         pages: [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim] bfloat16, see `weir.kv.geometry`.
         layer: Which layer's pages.
         group_heads: Query heads a key head.
-        items: [items, 3] of `plan_decode`.
+        scoring: What the layer does.
+        items: [items, 3] of `plan_decode`, for the window of `scoring`.
         num_items: How many of them count.
         partials: [items, decode_partial_floats]: results.
         scratch: [num_threads, decode_scratch_floats].
@@ -95,7 +105,6 @@ def decode_blocks(
         num_threads: Among how many threads the items are shared.
     """
     head_dim = pages.shape[4] // PAGE_TOKENS
-    scale = softmax_scale(head_dim)
     scores = address_of(scratch) + thread * scratch.shape[1] * FLOAT_BYTES
     head_bytes = head_dim * FLOAT_BYTES
     last = num_items * (thread + 1) // num_threads
@@ -103,7 +112,8 @@ def decode_blocks(
         sequence, kv_head, block = items[item, 0], items[item, 1], items[item, 2]
         head = head_pages(pages, layer, kv_head)
         page_ids = block_tables[sequence, block * BLOCK_PAGES :]
-        num_tokens = min(lengths[sequence] - block * BLOCK_TOKENS, BLOCK_TOKENS)
+        length = lengths[sequence] - block * BLOCK_TOKENS
+        num_tokens = min(length, BLOCK_TOKENS)
         following = min(item + 1, last - 1)
         ahead = head_pages(pages, layer, items[following, 1])
         ahead_page = block_tables[items[following, 0], items[following, 2] * BLOCK_PAGES]
@@ -122,7 +132,7 @@ def decode_blocks(
             head_dim,
             scores,
         )
-        soften_block(scores, group_heads, group_heads, num_tokens, scale, sums + group_heads * head_bytes)
+        soften_block(scores, group_heads, group_heads, length, scoring, sums + group_heads * head_bytes)
         weigh_block(
             group_heads,
             group_heads,
@@ -137,12 +147,19 @@ def decode_blocks(
 
 
 @kernel
+def _are_alike(items: NDArray[np.int32], one: int, other: int) -> bool:
+    """Of one sequence and key head."""
+    return bool(items[one, 0] == items[other, 0] and items[one, 1] == items[other, 1])
+
+
+@kernel
 def decode_merge(
     rows: NDArray[np.int32],
     items: NDArray[np.int32],
     num_items: int,
     group_heads: int,
     head_dim: int,
+    scale: np.float32,
     partials: NDArray[np.float32],
     attended: NDArray[np.float32],
     thread: int,
@@ -150,17 +167,17 @@ def decode_merge(
 ) -> None:
     """Second half: merges the blocks of each sequence and head into `attended` [tokens, num_heads * head_dim].
 
-    A sequence's row there is that of its query in `qkv`. The other arguments are those of `decode_blocks`.
+    A sequence's row there is that of its query in `qkv`; `scale` is that of the layer's scoring. The other arguments
+    are those of `decode_blocks`.
     """
-    scale = softmax_scale(head_dim)
     head_bytes, stats_bytes = head_dim * FLOAT_BYTES, STATS_FLOATS * FLOAT_BYTES
     item_bytes = partials.shape[1] * FLOAT_BYTES
     first_sequence, last_sequence = rows.size * thread // num_threads, rows.size * (thread + 1) // num_threads
     for item in range(num_items):
-        if items[item, 2] != 0 or not first_sequence <= items[item, 0] < last_sequence:
+        if not first_sequence <= items[item, 0] < last_sequence or (item > 0 and _are_alike(items, item - 1, item)):
             continue
         num_blocks = 1
-        while item + num_blocks < num_items and items[item + num_blocks, 2] != 0:
+        while item + num_blocks < num_items and _are_alike(items, item, item + num_blocks):
             num_blocks += 1
         merged = address_of(partials) + item * item_bytes
         row_bytes = rows[items[item, 0]] * attended.shape[1] * FLOAT_BYTES

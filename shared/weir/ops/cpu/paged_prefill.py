@@ -15,10 +15,10 @@ from weir.ops.cpu.attention import (
     BLOCK_TOKENS,
     STATS_FLOATS,
     HeadPages,
+    Scoring,
     head_pages,
     score_block,
     soften_block,
-    softmax_scale,
     weigh_block,
 )
 from weir.ops.simd.attention import copy_floats, finish_row, merge_row
@@ -28,6 +28,8 @@ from weir.ops.simd.loops import address_of
 
 ITEM_ROWS = 48
 
+_IS_FIRST, _IS_LATER = np.bool_(True), np.bool_(False)
+"""Not Python's own: of those numba compiles what they are handed to once for each."""
 _STATS_BYTES = STATS_FLOATS * FLOAT_BYTES
 
 
@@ -77,6 +79,7 @@ def paged_prefill(
     pages: NDArray[np.uint16],
     layer: int,
     group_heads: int,
+    scoring: Scoring,
     items: NDArray[np.int32],
     num_items: int,
     scratch: NDArray[np.float32],
@@ -95,6 +98,7 @@ def paged_prefill(
         pages: [num_pages, num_layers, 2, num_kv_heads, PAGE_TOKENS * head_dim] bfloat16, see `weir.kv.geometry`.
         layer: Which layer's pages.
         group_heads: Query heads a key head.
+        scoring: What the layer does.
         items: [items, 3] of `plan_prefill`.
         num_items: How many of them count.
         scratch: [num_threads, prefill_scratch_floats].
@@ -114,6 +118,7 @@ def paged_prefill(
             layer,
             kv_head,
             group_heads,
+            scoring,
             scratch[thread],
             attended,
         )
@@ -145,39 +150,66 @@ def _buffers(scratch: NDArray[np.float32], num_rows: int, head_dim: int) -> _Buf
 @kernel
 def _attend_block(
     buffers: _Buffers,
-    num_rows: int,
+    num_tokens: int,
     group_heads: int,
     first_position: int,
     block_start: int,
     head: HeadPages,
     page_ids: NDArray[np.int32],
     head_dim: int,
-    scale: np.float32,
+    scoring: Scoring,
 ) -> None:
-    """One block for the rows that see it: those whose position is not before its first."""
-    hidden_tokens = max(0, block_start - first_position)
-    skipped = hidden_tokens * group_heads
-    shown = num_rows - skipped
-    seen = first_position + hidden_tokens + 1 - block_start
+    """One block for the tokens that see it. With a window w, p the block's first position, q an item's first:
+
+    tokens   0 .......... p - q .......... p - q + w - 1 .......... p - q + w - 1 + BLOCK_TOKENS .......
+             stand before |-- merged with earlier blocks --|-- it is their first --| have left it behind
+    """
+    shown = max(0, block_start - first_position)
+    starting = block_start + scoring.window - 1 - first_position
+    last = min(num_tokens, starting + BLOCK_TOKENS)
+    starting = min(last, max(shown, starting)) if block_start > 0 else shown
+    position = first_position - block_start
+    if shown < starting:
+        _attend_rows(buffers, shown, starting, group_heads, position, _IS_LATER, head, page_ids, head_dim, scoring)
+    if starting < last:
+        _attend_rows(buffers, starting, last, group_heads, position, _IS_FIRST, head, page_ids, head_dim, scoring)
+
+
+@kernel
+def _attend_rows(
+    buffers: _Buffers,
+    first: int,
+    last: int,
+    group_heads: int,
+    position: int,
+    is_first: np.bool_,
+    head: HeadPages,
+    page_ids: NDArray[np.int32],
+    head_dim: int,
+    scoring: Scoring,
+) -> None:
+    """One block for the rows of tokens [first, last), which see it and no block before it if `is_first`; the item's
+    token 0 stands `position` behind the block's beginning."""
+    skipped, num_rows = first * group_heads, (last - first) * group_heads
+    end = position + first + 1
     row_bytes = head_dim * FLOAT_BYTES
-    is_first = block_start == 0
     sums = (buffers.sums if is_first else buffers.block_sums) + skipped * row_bytes
     stats = (buffers.stats if is_first else buffers.block_stats) + skipped * _STATS_BYTES
     # read again and again by the other items: no need to fetch ahead of the block
     ahead = head.keys + page_ids[0] * head.stride
     queries = buffers.queries + skipped * row_bytes
-    score_block(queries, row_bytes, shown, group_heads, seen, head, page_ids, ahead, head_dim, buffers.scores)
-    soften_block(buffers.scores, shown, group_heads, seen, scale, stats)
-    weigh_block(shown, group_heads, seen, head, page_ids, ahead, head_dim, buffers.scores, sums)
+    score_block(queries, row_bytes, num_rows, group_heads, end, head, page_ids, ahead, head_dim, buffers.scores)
+    soften_block(buffers.scores, num_rows, group_heads, end, scoring, stats)
+    weigh_block(num_rows, group_heads, end, head, page_ids, ahead, head_dim, buffers.scores, sums)
     if not is_first:
-        for row in range(skipped, num_rows):
+        for row in range(skipped, skipped + num_rows):
             merge_row(
                 buffers.sums + row * row_bytes,
                 buffers.stats + row * _STATS_BYTES,
                 buffers.block_sums + row * row_bytes,
                 buffers.block_stats + row * _STATS_BYTES,
                 head_dim,
-                scale,
+                scoring.scale,
             )
 
 
@@ -192,6 +224,7 @@ def _attend_item(
     layer: int,
     kv_head: int,
     group_heads: int,
+    scoring: Scoring,
     scratch: NDArray[np.float32],
     attended: NDArray[np.float32],
 ) -> None:
@@ -199,15 +232,15 @@ def _attend_item(
     num_rows = num_tokens * group_heads
     row_bytes = head_dim * FLOAT_BYTES
     group_bytes = group_heads * row_bytes
-    scale = softmax_scale(head_dim)
     head = head_pages(pages, layer, kv_head)
     buffers = _buffers(scratch, num_rows, head_dim)
     for token in range(num_tokens):
         source = address_of(qkv) + (first_row + token) * qkv.shape[1] * FLOAT_BYTES + kv_head * group_bytes
         copy_floats(source, group_heads * head_dim, buffers.queries + token * group_bytes)
-    for block_start in range(0, first_position + num_tokens, BLOCK_TOKENS):
+    first_block = max(0, first_position + 1 - scoring.window) // BLOCK_TOKENS
+    for block_start in range(first_block * BLOCK_TOKENS, first_position + num_tokens, BLOCK_TOKENS):
         page_ids = block_table[block_start // PAGE_TOKENS :]
-        _attend_block(buffers, num_rows, group_heads, first_position, block_start, head, page_ids, head_dim, scale)
+        _attend_block(buffers, num_tokens, group_heads, first_position, block_start, head, page_ids, head_dim, scoring)
     for token in range(num_tokens):
         target = address_of(attended) + (first_row + token) * attended.shape[1] * FLOAT_BYTES + kv_head * group_bytes
         for number in range(group_heads):

@@ -4,6 +4,9 @@ Multiply-adds are fused where `tl.fma` says so and nowhere else (launchers turn 
 to contract masked and unmasked blocks differently, a row's result would depend on where a chunk begins.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +15,29 @@ from weir.ops.gpu.checks import check_dtype, check_rows, check_shape
 from weir.ops.head_dims import TRITON_HEAD_DIMS
 
 LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceScoring:
+    """As `reference.paged_decode` has them: what products are multiplied with, how many positions are seen at most, and
+    what scores are capped at."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def numbers(self) -> tuple[float, float, int]:
+        """As kernels have them: what scores are multiplied with before two is raised to them, products before tanh if
+        they are capped, and the window."""
+        if self.softcap is None:
+            return self.scale * LOG2_E, 0.0, self.window or 0
+        return self.softcap * LOG2_E, self.scale / self.softcap, self.window or 0
+
+    @property
+    def flags(self) -> Mapping[str, bool]:
+        """What is compiled in."""
+        return {"HAS_WINDOW": self.window is not None, "IS_CAPPED": self.softcap is not None}
 
 
 @triton.jit
@@ -84,28 +110,74 @@ def attend_block(
     b_acc,
     m_s,
     scale_log2,
+    cap_factor,
     MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     IS_INT8: tl.constexpr,
 ):
     """Online softmax in base 2 over one block: [BLOCK_M, BLOCK_D] x [BLOCK_N, BLOCK_D].
 
     Keys and values in int8 are exact in the queries' type; their scales go to the scores and to the weights.
     b_max [BLOCK_M] is the greatest score before scaling, b_sum [BLOCK_M] the sum of 2^(scaled score - scaled b_max).
-    Every row sees at least one key of the first block, so b_max is finite from then on.
+    Every row sees at least one key of the first block, so b_max is finite from then on; with HAS_WINDOW it may see none
+    at first, which changes no bit of it. IS_CAPPED: a product s counts as tanh(s * cap_factor).
     """
     b_s = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
     if IS_INT8:
         b_s = b_s * b_k_scale[None, :]
+    if IS_CAPPED:
+        b_s = 2.0 * tl.sigmoid(2.0 * (b_s * cap_factor)) - 1.0
     if MASKED:
         b_s = tl.where(m_s, b_s, float("-inf"))
     b_new_max = tl.maximum(b_max, tl.max(b_s, 1))
-    b_p = tl.exp2(tl.fma(b_s, scale_log2, (-b_new_max * scale_log2)[:, None]))  # [BLOCK_M, BLOCK_N]
-    b_decay = tl.exp2((b_max - b_new_max) * scale_log2)
+    b_shift = b_new_max
+    if HAS_WINDOW:
+        b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
+    b_p = tl.exp2(tl.fma(b_s, scale_log2, (-b_shift * scale_log2)[:, None]))  # [BLOCK_M, BLOCK_N]
+    b_decay = tl.exp2((b_max - b_shift) * scale_log2)
     b_sum = tl.fma(b_sum, b_decay, tl.sum(b_p, 1))
     if IS_INT8:
         b_p = b_p * b_v_scale[None, :]
     b_acc = tl.dot(b_p.to(b_q.dtype), b_v.to(b_q.dtype), b_acc * b_decay[:, None], input_precision="ieee")
     return b_new_max, b_sum, b_acc
+
+
+@triton.jit
+def attend_pages(
+    b_q,
+    p_k,
+    p_v,
+    p_ks,
+    p_vs,
+    p_table,
+    o_n,
+    m_n,
+    m_s,
+    b_max,
+    b_sum,
+    b_acc,
+    scale_log2,
+    cap_factor,
+    stride_page,
+    stride_token,
+    stride_scale_page,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
+    IS_INT8: tl.constexpr,
+):
+    """`attend_block` over positions o_n [BLOCK_N] of a sequence; those outside m_n are not read."""
+    b_k = load_page_rows(p_k, p_table, o_n, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, MASKED)
+    b_v = load_page_rows(p_v, p_table, o_n, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, MASKED)
+    b_ks, b_vs = load_page_scales(p_ks, p_vs, p_table, o_n, m_n, stride_scale_page, PAGE, MASKED, IS_INT8)
+    return attend_block(
+        b_q, b_k, b_v, b_ks, b_vs, b_max, b_sum, b_acc, m_s, scale_log2, cap_factor, MASKED, HAS_WINDOW, IS_CAPPED,
+        IS_INT8
+    )  # fmt: skip
 
 
 def query_heads_per_kv_head(queries: torch.Tensor, keys: torch.Tensor) -> int:

@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 
 from weir.ops.gpu.checks import check_dtype, check_rows, check_shape
+from weir.ops.gpu.gated import activated
 from weir.ops.head_dims import WIDEST_QUANTIZED_ROW
+from weir.ops.reference import Activation
 from weir.ops.reference_quantized import E4M3_MAX, LEAST_AMAX
 
 _ELEMENTS_PER_WARP = 512
@@ -65,17 +67,17 @@ def quantize_rows_kernel(p_rows, p_out, p_scales, stride_row, stride_out, WIDTH:
 
 
 @triton.jit
-def load_gated(p_gate, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """gate * sigmoid(gate) * up in fp32, of BLOCK columns of a row from `first` on; 0 beyond WIDTH."""
+def load_gated(p_gate, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr):
+    """activation(gate) * up in fp32, of BLOCK columns of a row from `first` on; 0 beyond WIDTH."""
     o_column = first + tl.arange(0, BLOCK)
     m_column = o_column < WIDTH
     b_gate = tl.load(p_gate + o_column, mask=m_column, other=0.0).to(tl.float32)
     b_up = tl.load(p_gate + WIDTH + o_column, mask=m_column, other=0.0).to(tl.float32)
-    return b_gate * tl.sigmoid(b_gate) * b_up
+    return activated(b_gate, IS_GELU) * b_up
 
 
 @triton.jit
-def silu_mul_quantize_kernel(
+def gated_quantize_kernel(
     p_gate_up,
     p_out,
     p_scales,
@@ -83,6 +85,7 @@ def silu_mul_quantize_kernel(
     stride_out,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_GELU: tl.constexpr,
 ):
     """Program (row), which is computed twice, for its greatest magnitude and for itself: registers have no room."""
     i_row = tl.program_id(0).to(tl.int64)
@@ -90,12 +93,12 @@ def silu_mul_quantize_kernel(
     p_gate = p_gate_up + i_row * stride_row
     b_most = tl.zeros([BLOCK], tl.float32)
     for first in range(0, WIDTH, BLOCK):
-        b_most = tl.maximum(b_most, tl.abs(load_gated(p_gate, first, WIDTH, BLOCK)))
+        b_most = tl.maximum(b_most, tl.abs(load_gated(p_gate, first, WIDTH, BLOCK, IS_GELU)))
     b_amax = tl.maximum(tl.max(b_most, 0), _LEAST_AMAX)
     tl.store(p_scales + i_row, b_amax * _SCALE_OF_MAX)
     b_inverse = tl.div_rn(_E4M3_MAX, b_amax)
     for first in range(0, WIDTH, BLOCK):
-        b_codes = to_e4m3(load_gated(p_gate, first, WIDTH, BLOCK) * b_inverse)
+        b_codes = to_e4m3(load_gated(p_gate, first, WIDTH, BLOCK, IS_GELU) * b_inverse)
         tl.store(p_out + i_row * stride_out + first + o_block, b_codes, mask=first + o_block < WIDTH)
 
 
@@ -128,9 +131,11 @@ def quantize_rows(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -
     )
 
 
-def silu_mul_quantize(gate_up: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
+def gated_quantize(
+    gate_up: torch.Tensor, out: torch.Tensor, scales: torch.Tensor, activation: Activation = "silu"
+) -> None:
     """`gate_up` [rows, 2 * width] to `out`, E4M3 [rows, width], and `scales`, fp32 [rows]; meaning as
-    `reference_quantized.silu_mul_quantize`.
+    `reference_quantized.gated_quantize`.
 
     Raises:
         ValueError: a shape, type or stride does not fit.
@@ -142,7 +147,7 @@ def silu_mul_quantize(gate_up: torch.Tensor, out: torch.Tensor, scales: torch.Te
     if num_rows == 0:
         return
     block = min(triton.next_power_of_2(width), _GATE_BLOCK)
-    silu_mul_quantize_kernel[num_rows,](
+    gated_quantize_kernel[num_rows,](
         gate_up,
         out.view(torch.uint8),
         scales,
@@ -150,6 +155,7 @@ def silu_mul_quantize(gate_up: torch.Tensor, out: torch.Tensor, scales: torch.Te
         out.stride(0),
         WIDTH=width,
         BLOCK=block,
+        IS_GELU=activation == "gelu_tanh",
         num_warps=warps_of_row(block),
     )
 

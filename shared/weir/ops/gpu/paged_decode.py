@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.gpu.attention import LOG2_E, attend_block, load_page_rows, load_page_scales, query_heads_per_kv_head
+from weir.ops.gpu.attention import DeviceScoring, attend_pages, query_heads_per_kv_head
 from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_kv_scales, check_rows, check_shape
 from weir.ops.gpu.decode_work import MAX_SPLITS, DecodeTiles, DecodeWork, most_splits
 from weir.ops.reference_quantized import KvScales
@@ -78,7 +78,9 @@ def attend_split(
     p_table,
     start,
     end,
+    lower,
     scale_log2,
+    cap_factor,
     stride_page,
     stride_token,
     p_key_scales,
@@ -88,10 +90,12 @@ def attend_split(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     IS_INT8: tl.constexpr,
 ):
-    """Of positions [start, end): the result [BLOCK_M, BLOCK_D] and the base-2 logarithm of the sum of exponentials
-    [BLOCK_M]. Of no position it is 0."""
+    """Of positions [start, end), and from `lower` on, which cuts the first block: the result [BLOCK_M, BLOCK_D] and the
+    base-2 logarithm of the sum of exponentials [BLOCK_M]. Of no position it is 0."""
     o_n = tl.arange(0, BLOCK_N)
     b_max = tl.full([b_q.shape[0]], float("-inf"), tl.float32)
     b_sum = tl.zeros([b_q.shape[0]], tl.float32)
@@ -99,14 +103,13 @@ def attend_split(
     for first in range(start, end, BLOCK_N):
         o_t = first + o_n
         m_n = o_t < end
-        b_k = load_page_rows(p_keys, p_table, o_t, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
-        b_v = load_page_rows(p_values, p_table, o_t, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
-        b_k_scale, b_v_scale = load_page_scales(
-            p_key_scales, p_value_scales, p_table, o_t, m_n, stride_scale_page, PAGE, True, IS_INT8
-        )
-        b_max, b_sum, b_acc = attend_block(
-            b_q, b_k, b_v, b_k_scale, b_v_scale, b_max, b_sum, b_acc, m_n[None, :], scale_log2, True, IS_INT8
-        )
+        if HAS_WINDOW:
+            m_n = m_n & (o_t >= lower)
+        b_max, b_sum, b_acc = attend_pages(
+            b_q, p_keys, p_values, p_key_scales, p_value_scales, p_table, o_t, m_n, m_n[None, :], b_max, b_sum, b_acc,
+            scale_log2, cap_factor, stride_page, stride_token, stride_scale_page, HEAD_DIM, BLOCK_D, PAGE, True,
+            HAS_WINDOW, IS_CAPPED, IS_INT8
+        )  # fmt: skip
     b_sum = tl.where(b_sum > 0, b_sum, 1.0)
     return b_acc / b_sum[:, None], tl.fma(b_max, scale_log2, tl.log2(b_sum))
 
@@ -125,6 +128,8 @@ def paged_decode_kernel(
     p_key_scales,
     p_value_scales,
     scale_log2,
+    cap_factor,
+    window,
     stride_query_row,
     stride_query_head,
     stride_page,
@@ -146,6 +151,8 @@ def paged_decode_kernel(
     SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     PAGE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     IS_INT8: tl.constexpr,
 ):
     """Program (number) takes each num_programs-th pair of a key head and an item: row, split, place of the row's table,
@@ -153,7 +160,8 @@ def paged_decode_kernel(
 
     It attends to the positions of that split. A row of one split is finished here. Of more, each split leaves its
     result and the base-2 logarithm of its sum of exponentials: partial [rows, heads, max_splits, HEAD_DIM], lse [rows,
-    heads, max_splits], both fp32. Whoever finds that all others of the row are there adds them up.
+    heads, max_splits], both fp32. Whoever finds that all others of the row are there adds them up. Splits and blocks
+    are where they are without a window: those before it are passed over, and the first one that is not, is cut.
     """
     o_m = tl.arange(0, BLOCK_M)
     o_d = tl.arange(0, BLOCK_D)
@@ -172,32 +180,39 @@ def paged_decode_kernel(
         split_tokens = SPLIT * tl.cdiv(length, SPLIT * MAX_SPLITS)
         start = i_split * split_tokens
         end = tl.minimum(start + split_tokens, length)
-        p_q = p_queries + i_row * stride_query_row + o_head[:, None] * stride_query_head + o_d[None, :]
-        b_q = tl.load(p_q, mask=m_q, other=0.0)  # [BLOCK_M, BLOCK_D]
-        b_out, b_lse = attend_split(
-            b_q, p_k, p_v, p_table, start, end, scale_log2, stride_page, stride_token,
-            p_key_scales + i_kv_head * stride_scale_head, p_value_scales + i_kv_head * stride_scale_head,
-            stride_scale_page, BLOCK_N, HEAD_DIM, BLOCK_D, PAGE, IS_INT8
-        )  # fmt: skip
-        p_row_out = p_out + i_row * stride_out_row
-        if length <= split_tokens:
-            p_o = p_row_out + o_head[:, None] * stride_out_head + o_d[None, :]
-            tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
-        else:
-            o_split = (i_row * NUM_KV_HEADS * GROUP + o_head) * max_splits + i_split  # [BLOCK_M]
-            tl.store(p_partial + o_split[:, None] * HEAD_DIM + o_d[None, :], b_out, mask=m_q)
-            tl.store(p_lse + o_split, b_lse, mask=m_head)
-            num_splits = tl.cdiv(length, split_tokens)
-            p_done = p_num_done + i_row * NUM_KV_HEADS + i_kv_head
-            tl.debug_barrier()  # all threads have written before one of them says so
-            if tl.atomic_add(p_done, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
-                first_split = (i_row * NUM_KV_HEADS + i_kv_head) * GROUP * max_splits
-                p_merged = p_row_out + i_kv_head * GROUP * stride_out_head
-                merge_splits(
-                    p_partial, p_lse, first_split, num_splits, p_merged, stride_out_head, max_splits, GROUP, HEAD_DIM,
-                    BLOCK_D, BLOCK_G, BLOCK_S
-                )  # fmt: skip
-                tl.store(p_done, 0)  # for the next launch, which may be the same graph again
+        lower = 0
+        first_seen = 0
+        if HAS_WINDOW:
+            lower = tl.maximum(length - window, 0)
+            first_seen = lower // tl.maximum(split_tokens, 1)
+            start = tl.maximum(start, lower // BLOCK_N * BLOCK_N)
+        if i_split >= first_seen:
+            p_q = p_queries + i_row * stride_query_row + o_head[:, None] * stride_query_head + o_d[None, :]
+            b_q = tl.load(p_q, mask=m_q, other=0.0)  # [BLOCK_M, BLOCK_D]
+            b_out, b_lse = attend_split(
+                b_q, p_k, p_v, p_table, start, end, lower, scale_log2, cap_factor, stride_page, stride_token,
+                p_key_scales + i_kv_head * stride_scale_head, p_value_scales + i_kv_head * stride_scale_head,
+                stride_scale_page, BLOCK_N, HEAD_DIM, BLOCK_D, PAGE, HAS_WINDOW, IS_CAPPED, IS_INT8
+            )  # fmt: skip
+            p_row_out = p_out + i_row * stride_out_row
+            if length <= split_tokens:
+                p_o = p_row_out + o_head[:, None] * stride_out_head + o_d[None, :]
+                tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
+            else:
+                o_split = (i_row * NUM_KV_HEADS * GROUP + o_head) * max_splits + i_split  # [BLOCK_M]
+                tl.store(p_partial + o_split[:, None] * HEAD_DIM + o_d[None, :], b_out, mask=m_q)
+                tl.store(p_lse + o_split, b_lse, mask=m_head)
+                num_splits = tl.cdiv(length, split_tokens) - first_seen
+                p_done = p_num_done + i_row * NUM_KV_HEADS + i_kv_head
+                tl.debug_barrier()  # all threads have written before one of them says so
+                if tl.atomic_add(p_done, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
+                    first_split = (i_row * NUM_KV_HEADS + i_kv_head) * GROUP * max_splits + first_seen
+                    p_merged = p_row_out + i_kv_head * GROUP * stride_out_head
+                    merge_splits(
+                        p_partial, p_lse, first_split, num_splits, p_merged, stride_out_head, max_splits, GROUP,
+                        HEAD_DIM, BLOCK_D, BLOCK_G, BLOCK_S
+                    )  # fmt: skip
+                    tl.store(p_done, 0)  # for the next launch, which may be the same graph again
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +248,7 @@ def paged_decode(
     keys: torch.Tensor,
     values: torch.Tensor,
     work: DecodeWork,
-    scale: float,
+    scoring: DeviceScoring,
     out: torch.Tensor,
     scratch: DecodeScratch,
     tiles: DecodeTiles,
@@ -261,8 +276,7 @@ def paged_decode(
     if work.size.max_items == 0:
         return
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
-    num_programs = min(work.size.max_items * num_kv_heads, scratch.num_programs)
-    paged_decode_kernel[num_programs,](
+    paged_decode_kernel[min(work.size.max_items * num_kv_heads, scratch.num_programs),](
         queries,
         keys,
         values,
@@ -274,7 +288,7 @@ def paged_decode(
         scratch.num_done,
         found.keys,
         found.values,
-        scale * LOG2_E,
+        *scoring.numbers,
         *queries.stride()[:2],
         *keys.stride()[:3],
         *found.keys.stride()[:2],
@@ -292,6 +306,7 @@ def paged_decode(
         MAX_SPLITS=MAX_SPLITS,
         PAGE=PAGE_TOKENS,
         IS_INT8=scales is not None,
+        **scoring.flags,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         enable_fp_fusion=False,

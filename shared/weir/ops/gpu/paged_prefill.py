@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.ops.gpu.attention import LOG2_E, attend_block, load_page_rows, load_page_scales, query_heads_per_kv_head
+from weir.ops.gpu.attention import DeviceScoring, attend_pages, query_heads_per_kv_head
 from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_kv_scales, check_rows, check_shape
 from weir.ops.reference_quantized import KvScales
 
@@ -30,6 +30,8 @@ def paged_prefill_kernel(
     p_key_scales,
     p_value_scales,
     scale_log2,
+    cap_factor,
+    window,
     stride_query_row,
     stride_query_head,
     stride_page,
@@ -46,6 +48,8 @@ def paged_prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     IS_INT8: tl.constexpr,
 ):
     """Program (key head, tile) computes BLOCK_M // GROUP queries of one sequence's chunk for GROUP query heads.
@@ -55,6 +59,8 @@ def paged_prefill_kernel(
 
         positions  0 ....... full_end .... last        [0, full_end): seen by every query of the tile
                    |-- unmasked --|-- masked --|
+
+    With a window all blocks are masked, from the first one that a query of the tile sees.
     """
     i_kv_head = tl.program_id(0).to(tl.int64)
     i_tile = tl.program_id(1)
@@ -85,25 +91,25 @@ def paged_prefill_kernel(
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    full_end = (first_position + 1) // BLOCK_N * BLOCK_N
     last = tl.minimum(first_position + BLOCK_Q, end)
+    full_end = (first_position + 1) // BLOCK_N * BLOCK_N
+    first_masked = full_end
+    if HAS_WINDOW:
+        full_end, first_masked = 0, tl.maximum(first_position + 1 - window, 0) // BLOCK_N * BLOCK_N
     for first in range(0, full_end, BLOCK_N):
-        b_k = load_page_rows(p_k, p_table, first + o_n, None, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, False)
-        b_v = load_page_rows(p_v, p_table, first + o_n, None, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, False)
-        b_ks, b_vs = load_page_scales(p_ks, p_vs, p_table, first + o_n, None, stride_scale_page, PAGE, False, IS_INT8)
-        b_max, b_sum, b_acc = attend_block(
-            b_q, b_k, b_v, b_ks, b_vs, b_max, b_sum, b_acc, None, scale_log2, False, IS_INT8
-        )
-    for first in range(full_end, last, BLOCK_N):
+        b_max, b_sum, b_acc = attend_pages(
+            b_q, p_k, p_v, p_ks, p_vs, p_table, first + o_n, None, None, b_max, b_sum, b_acc, scale_log2, cap_factor,
+            stride_page, stride_token, stride_scale_page, HEAD_DIM, BLOCK_D, PAGE, False, False, IS_CAPPED, IS_INT8
+        )  # fmt: skip
+    for first in range(first_masked, last, BLOCK_N):
         m_n = first + o_n < end
-        b_k = load_page_rows(p_k, p_table, first + o_n, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
-        b_v = load_page_rows(p_v, p_table, first + o_n, m_n, stride_page, stride_token, HEAD_DIM, BLOCK_D, PAGE, True)
         m_s = (first + o_n)[None, :] <= (first_position + o_query)[:, None]
-        b_ks, b_vs = load_page_scales(p_ks, p_vs, p_table, first + o_n, m_n, stride_scale_page, PAGE, True, IS_INT8)
-        b_max, b_sum, b_acc = attend_block(
-            b_q, b_k, b_v, b_ks, b_vs, b_max, b_sum, b_acc, m_s, scale_log2, True, IS_INT8
-        )
-
+        if HAS_WINDOW:
+            m_s = m_s & ((first + o_n)[None, :] > (first_position + o_query - window)[:, None])
+        b_max, b_sum, b_acc = attend_pages(
+            b_q, p_k, p_v, p_ks, p_vs, p_table, first + o_n, m_n, m_s, b_max, b_sum, b_acc, scale_log2, cap_factor,
+            stride_page, stride_token, stride_scale_page, HEAD_DIM, BLOCK_D, PAGE, True, HAS_WINDOW, IS_CAPPED, IS_INT8
+        )  # fmt: skip
     p_o = p_out + (o_row * stride_out_row + o_head * stride_out_head)[:, None] + o_d[None, :]
     tl.store(p_o, (b_acc / b_sum[:, None]).to(p_out.dtype.element_ty), mask=m_q)
 
@@ -157,7 +163,7 @@ def paged_prefill(
     first_rows: torch.Tensor,
     ends: torch.Tensor,
     tile_list: torch.Tensor,
-    scale: float,
+    scoring: DeviceScoring,
     out: torch.Tensor,
     tiles: PrefillTiles,
     scales: KvScales | None = None,
@@ -202,7 +208,7 @@ def paged_prefill(
         out,
         found.keys,
         found.values,
-        scale * LOG2_E,
+        *scoring.numbers,
         *queries.stride()[:2],
         *keys.stride()[:3],
         *found.keys.stride()[:2],
@@ -215,6 +221,7 @@ def paged_prefill(
         BLOCK_N=tiles.block_tokens,
         PAGE=PAGE_TOKENS,
         IS_INT8=scales is not None,
+        **scoring.flags,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         enable_fp_fusion=False,

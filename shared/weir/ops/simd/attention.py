@@ -31,6 +31,7 @@ from weir.ops.simd.float import (
     emit_prefetch,
     emit_splat,
     emit_store,
+    emit_tanh,
     vector_type,
 )
 from weir.ops.simd.jit import simd
@@ -214,29 +215,38 @@ def weigh_tile(
     return types.void(*[types.int64] * 9), generate
 
 
-def _emit_masked_scores(builder: ir.IRBuilder, scores: ir.Value, first: ir.Value, num_tokens: ir.Value) -> ir.Value:
-    """16 scores from `first` on; minus infinity from `num_tokens` on, whatever is there."""
+def _emit_masked_scores(
+    builder: ir.IRBuilder, scores: ir.Value, first: ir.Value, first_token: ir.Value, num_tokens: ir.Value
+) -> ir.Value:
+    """16 scores from `first` on; minus infinity before `first_token` and from `num_tokens` on, whatever is there."""
     lanes = ir.Constant(ir.VectorType(INT32, _LANES), [ir.Constant(INT32, lane) for lane in range(_LANES)])
-    left = emit_splat(builder, builder.trunc(builder.sub(num_tokens, first), INT32), _LANES)
+    passed, left = (
+        emit_splat(builder, builder.trunc(builder.sub(bound, first), INT32), _LANES)
+        for bound in (first_token, num_tokens)
+    )
     loaded = emit_load(builder, emit_offset(builder, scores, first, FLOAT_BYTES), _LANES)
     nothing = emit_constant(vector_type(_LANES), float("-inf"))
-    return builder.select(builder.icmp_signed("<", lanes, left), loaded, nothing)
+    is_seen = builder.and_(builder.icmp_signed(">=", lanes, passed), builder.icmp_signed("<", lanes, left))
+    return builder.select(is_seen, loaded, nothing)
 
 
 @simd
-def soften_row(typing_context: Any, scores: Any, num_tokens: Any, num_padded: Any, scale: Any, stats: Any) -> Any:
-    """Scores of one row become weights, in place: `2**((score - largest) scale)`, 0 from `num_tokens` to `num_padded`.
+def soften_row(
+    typing_context: Any, scores: Any, first_token: Any, num_tokens: Any, num_padded: Any, scale: Any, stats: Any
+) -> Any:
+    """Scores of one row become weights, in place: `2**((score - largest) scale)`, 0 before `first_token` and from
+    `num_tokens` to `num_padded`.
 
-    `num_tokens` is at least 1, `num_padded` a multiple of 16. The row's stats go to `stats`; weights are added up lane
-    by lane, then the lanes by halves.
+    `num_tokens` is more than `first_token`, `num_padded` a multiple of 16. The row's stats go to `stats`; weights are
+    added up lane by lane, then the lanes by halves.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
-        scores, num_tokens, num_padded, scale, stats = args
+        scores, first_token, num_tokens, num_padded, scale, stats = args
         zeros = emit_constant(vector_type(_LANES), 0.0)
 
         def find_largest(first: ir.Value, values: Values) -> Values:
-            return [emit_max(builder, values[0], _emit_masked_scores(builder, scores, first, num_tokens))]
+            return [emit_max(builder, values[0], _emit_masked_scores(builder, scores, first, first_token, num_tokens))]
 
         nothing = emit_constant(vector_type(_LANES), float("-inf"))
         (maxima,) = emit_loop(builder, emit_index(0), num_padded, _LANES, [nothing], find_largest)
@@ -244,7 +254,8 @@ def soften_row(typing_context: Any, scores: Any, num_tokens: Any, num_padded: An
         largest_splat, scale_splat = emit_splat(builder, largest, _LANES), emit_splat(builder, scale, _LANES)
 
         def weigh(first: ir.Value, values: Values) -> Values:
-            distance = builder.fsub(_emit_masked_scores(builder, scores, first, num_tokens), largest_splat)
+            seen = _emit_masked_scores(builder, scores, first, first_token, num_tokens)
+            distance = builder.fsub(seen, largest_splat)
             weights = emit_exp2(builder, builder.fmul(distance, scale_splat))
             emit_store(builder, weights, emit_offset(builder, scores, first, FLOAT_BYTES))
             return [builder.fadd(values[0], weights)]
@@ -254,7 +265,26 @@ def soften_row(typing_context: Any, scores: Any, num_tokens: Any, num_padded: An
         emit_store(builder, emit_horizontal(builder, sums, builder.fadd), builder.add(stats, emit_index(FLOAT_BYTES)))
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64, types.float32, types.int64), generate
+    return types.void(*[types.int64] * 4, types.float32, types.int64), generate
+
+
+@simd
+def cap_row(typing_context: Any, scores: Any, num_padded: Any, factor: Any) -> Any:
+    """Each score s of one row becomes tanh(s * factor), in place. `num_padded` is a multiple of 16."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Values) -> ir.Value:
+        scores, num_padded, factor = args
+        splat = emit_splat(builder, factor, _LANES)
+
+        def cap(first: ir.Value, _: Values) -> Values:
+            place = emit_offset(builder, scores, first, FLOAT_BYTES)
+            emit_store(builder, emit_tanh(builder, builder.fmul(emit_load(builder, place, _LANES), splat)), place)
+            return []
+
+        emit_loop(builder, emit_index(0), num_padded, _LANES, [], cap)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), generate
 
 
 @simd

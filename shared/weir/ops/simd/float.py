@@ -125,6 +125,13 @@ def emit_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return builder.fmul(_emit_one_plus(builder, fraction, _EXP_COEFFICIENTS), scale)
 
 
+def emit_tanh(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Hyperbolic tangent to an absolute error of 2e-7: 1 - 2 / (1 + e**2x)."""
+    one, two = emit_constant(x.type, 1.0), emit_constant(x.type, 2.0)
+    exponential = emit_exp(builder, builder.fmul(x, two))
+    return builder.fsub(one, builder.fdiv(two, builder.fadd(one, exponential)))
+
+
 def _emit_clamp(builder: ir.IRBuilder, x: ir.Value, lowest: float, highest: float) -> ir.Value:
     # the comparison is false for NaN, which passes
     low, high = emit_constant(x.type, lowest), emit_constant(x.type, highest)

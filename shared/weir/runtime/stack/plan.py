@@ -302,11 +302,12 @@ def plan_model(
     beside = ("--workers-on-machine", str(models.num_workers(model)))
     specs = [spec_of("transfer", f"unix:{socket}", (*size, *context, *share, *beside))]
     flags = ("--arena-socket", str(socket), "--workers-on-machine", str(models.num_all_workers))
+    bounded = (*flags, *context) if model.max_context_tokens else flags
     groups = [(group.name, group.prefill, group.decode) for group in models.groups if group.has(model)]
     for group, num_prefill, num_decode in ((model.group, model.prefill, model.decode), *groups):
         in_group = ("--group", group) if group else ()
         for role, number in (("prefill", num_prefill), ("decode", num_decode)):
-            specs += [spec_of(role, f"{LOOPBACK}:0", (*flags, *in_group)) for _ in range(number)]
+            specs += [spec_of(role, f"{LOOPBACK}:0", (*bounded, *in_group)) for _ in range(number)]
     return specs
 
 

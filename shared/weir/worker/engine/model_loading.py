@@ -63,9 +63,10 @@ class ModelSpec:
 def read_model_spec(config: WorkerConfig) -> ModelSpec:
     """Reads every byte of the weights once, for their digest: call it in a thread. Raises ModelError."""
     source = resolve_model(config.model_reference)
-    model = load_model_config(source)
+    longest = config.max_context_tokens
+    model = load_model_config(source, longest)
     pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
-    digest = model_digest(source, config.precision, config.device, exact=config.exact)
+    digest = model_digest(source, config.precision, config.device, exact=config.exact, max_context_tokens=longest)
     name = config.served_model_name or source.name
     return ModelSpec(name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes)
 
@@ -202,7 +203,8 @@ def _load_on_device(config: WorkerConfig, imports: "Future[None]", spec: "Future
     source = resolve_model(config.model_reference)
     share = core_share_of(config, "fp32")
     shared = SharedWeights(config.weights_socket_path, spec.result(_LOAD_TIMEOUT_S).digest)
-    weights = load_on_device(source, config.precision, config.device, share.most, shared)
+    longest = config.max_context_tokens
+    weights = load_on_device(source, config.precision, config.device, share.most, shared, max_context_tokens=longest)
     is_read_here = weights.slab is None or weights.slab.was_filled_here
     _log.info(
         "%s in %s by Triton kernels%s, device %s, %.0f MB, %s",
@@ -233,7 +235,7 @@ def _load(config: WorkerConfig, imports: "Future[None]") -> "LoadedWeights":
     if config.precision == "auto" and arithmetic == "fp32":
         _log.warning("%s runs in fp32: %s", source.name, int8_obstacle(model_config))
     share = core_share_of(config, arithmetic)
-    weights = load_model(source, config.precision, share)
+    weights = load_model(source, config.precision, share, max_context_tokens=config.max_context_tokens)
     if config.exact:
         _log.info("the setting exact changes nothing: %s on a CPU is exact in any case", arithmetic)
     _log.info("%s in %s, %.0f MB, at most %d threads", source.name, arithmetic, weights.num_bytes / 1e6, share.most)
