@@ -5,7 +5,7 @@ of a row depend on that row and its context alone: not on the batch, the cut int
 number of threads.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -52,7 +52,7 @@ LAST_NORM, LOGITS, SCAN, NUM_LOGITS_STAGES = range(4)
 NUM_TIMES = NUM_STAGES + NUM_LOGITS_STAGES
 
 _REPLACES, _ADDS = np.bool_(False), np.bool_(True)
-_ZERO, _ONE = np.int64(0), np.int64(1)
+_ZERO, _ONE = cast("tuple[int, int]", (np.int64(0), np.int64(1)))
 """Not Python's own: of those numba compiles what they are handed to once for each."""
 
 
