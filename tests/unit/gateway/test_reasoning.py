@@ -1,14 +1,24 @@
 """Reasoning over OpenAI's chat API: told apart from content, counted, bounded, and before an answer with a form."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
+from tests.unit.gateway.fake_model import byte_model
 from tests.unit.gateway.thinking_model import CLOSES, EOS, OPENS, thinking_model, tokens_of
 from tests.unit.gateway.world import World, open_world
+
+from weir.core.errors import InvalidRequest
+from weir.core.grammar import Grammar
+from weir.core.options import GenerateOptions
+from weir_gateway.answers.formats import THINK, AnswerFormat
+from weir_gateway.frontends.openai.schema import HTTP_NAMES
+from weir_gateway.requests.client_request import ClientRequest, Conversation, Operation
+from weir_gateway.requests.reasoning import with_reasoning_grammar
 
 USER: Any = [{"role": "user", "content": "Hi"}]
 ASKED: Any = {"model": "bytes", "messages": USER}
@@ -185,3 +195,20 @@ async def test_a_model_that_does_not_reason_has_no_budget_and_no_count() -> None
         plain = (await http.post("/v1/chat/completions", json={**ASKED, "reasoning_effort": "none"})).json()
         assert "completion_tokens_details" not in plain["usage"]
         assert plain["choices"][0]["message"]["content"] == "hello world"
+
+
+def test_without_tokens_of_their_own_markers_hold_nothing() -> None:
+    model = replace(byte_model(), answer_format=AnswerFormat(THINK))
+    free, held = GenerateOptions(), GenerateOptions(grammar=Grammar("regex", "a"))
+
+    def ask(tail: str, options: GenerateOptions, budget: int | None = None) -> ClientRequest:
+        prompt = Conversation(({"role": "user", "content": "x"},), max_reasoning_tokens=budget)
+        asked = ClientRequest(Operation.CHAT, prompt, HTTP_NAMES, options)
+        return with_reasoning_grammar(asked, model, list(tail.encode()))
+
+    assert ask("x", held).options == held  # it answers at once
+    assert ask("<think>\n\n</think>\n", held, 5).options == held
+    assert ask("<think>\n", free).options == free
+    for tail, options, budget in (("<think>\n", held, None), ("x", free, 5), ("<think>", free, 5)):
+        with pytest.raises(InvalidRequest, match="in several tokens"):
+            ask(tail, options, budget)
