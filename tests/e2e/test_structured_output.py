@@ -241,9 +241,7 @@ async def test_tokens_are_the_same_alone_in_a_batch_and_after_a_decode_workers_d
     assert [record.code for record in alone] == [grpc.StatusCode.OK] * 9
     batch = await serve(stack, 9)
     assert [record.token_ids for record in batch] == [record.token_ids for record in alone]
-    for kill_after_s in (1.0, 2.0):
-        disturbed = await serve(stack, 9, kill_after_s)
-        assert [record.token_ids for record in disturbed] == [record.token_ids for record in alone]
-        wait_until(lambda: len(stack.processes("decode")) == 2, timeout_s=90, what="the worker is back")
+    disturbed = await serve(stack, 9, kill_after_s=1.5)  # benchmarks.structured.validity kills more often
+    assert [record.token_ids for record in disturbed] == [record.token_ids for record in alone]
     wait_until(stack.is_idle, timeout_s=60, what="idle")
     assert stack.integrity_errors() == []
