@@ -59,12 +59,11 @@ MODELS = {
 
 PLAIN = (DeviceScoring(0.125),)
 SCORINGS = {
-    # Gemma 3, and Gemma 2, which caps scores in layers of both kinds
+    # layers with a window of Gemma 3, and of Gemma 2, which caps scores
     "gemma-head-dim-256": (
         *PLAIN,
         DeviceScoring(0.0625, 512),
         DeviceScoring(0.0625, 4096, 50.0),
-        DeviceScoring(0.0625, None, 50.0),
     ),
 }
 

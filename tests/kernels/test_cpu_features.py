@@ -39,13 +39,17 @@ from weir.ops.cpu.head_norm import norm_heads
 from weir.ops.cpu.linear import linear_range
 from weir.ops.cpu.quantize import quantize_rows
 from weir.ops.cpu.quantized_rows import records_of
-from tests.kernels.whole_ops import rms_norm_quantize, silu_mul_quantize
+from tests.kernels.whole_ops import gelu_mul_quantize, rms_norm_quantize, silu_mul_quantize
+from weir.ops.cpu.softcap import cap_rows
 digest, random = hashlib.sha256(), np.random.default_rng(1)
 inputs = random.standard_normal((3, 128)).astype(np.float32)
 heads = np.ascontiguousarray(inputs[:, ::-1])
 norm_heads(heads, inputs[:2, :32], 2, 1, 1e-5, 0, 3)
 digest.update(heads.tobytes())
-for rows in (quantize_rows(inputs), rms_norm_quantize(inputs, inputs[0], 1e-5), silu_mul_quantize(inputs * 9)):
+cap_rows(heads, np.float32(0.7))
+digest.update(heads.tobytes())
+gated = (silu_mul_quantize(inputs * 9), gelu_mul_quantize(inputs * 9))
+for rows in (quantize_rows(inputs), rms_norm_quantize(inputs, inputs[0], 1e-5), *gated):
     for field in ("values", "scale", "scaled_sum", "correction"):
         digest.update(records_of(rows)[field].tobytes())
 for kind in KINDS:

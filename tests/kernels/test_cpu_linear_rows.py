@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.kernels.whole_ops import dequantized, rms_norm_quantize, silu_mul_quantize
+from tests.kernels.whole_ops import dequantized, gelu_mul_quantize, rms_norm_quantize, silu_mul_quantize
 
 from weir.ops.cpu.gated import gated_quantize_range
 from weir.ops.cpu.quantize import quantize_range, quantize_rows
 from weir.ops.cpu.quantized_rows import GROUP, RECORD_BYTES, records_of, row_bytes
-from weir.ops.cpu.rms_norm import rms_norm_quantize_range
+from weir.ops.cpu.rms_norm import rms_norm_add_range, rms_norm_quantize_range
+from weir.ops.cpu.softcap import cap_rows
 
 Floats = NDArray[np.float32]
 
@@ -32,6 +33,12 @@ def silu_mul(gate_up: NDArray[np.floating]) -> NDArray[np.float64]:
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
     with np.errstate(over="ignore"):
         product: NDArray[np.float64] = gate / (1 + np.exp(-gate)) * up
+    return product
+
+
+def gelu_mul(gate_up: NDArray[np.floating]) -> NDArray[np.float64]:
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+    product: NDArray[np.float64] = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
     return product
 
 
@@ -66,6 +73,22 @@ def test_rows_are_within_half_a_step(num_rows: int, num_inputs: int) -> None:
     assert_quantized(rms_norm_quantize(inputs, WEIGHT[:num_inputs], EPSILON), norm(inputs), 2e-6)
     gate_up = np.concatenate([random.standard_normal(inputs.shape) * 4, inputs], axis=1).astype(np.float32)
     assert_quantized(silu_mul_quantize(gate_up), silu_mul(gate_up), 2e-6)
+    assert_quantized(gelu_mul_quantize(gate_up), gelu_mul(gate_up), 2e-6)
+    sums = np.ones_like(inputs)
+    rms_norm_add_range(inputs, WEIGHT[:num_inputs], EPSILON, sums, 0, num_rows - 1)
+    np.testing.assert_allclose(sums[:-1], 1 + norm(inputs)[:-1], rtol=0, atol=2e-5)
+    assert (sums[-1] == 1).all(), "of the row behind the range"
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 160])
+def test_logits_are_capped_wherever_they_stand_in_a_row(width: int) -> None:
+    random = np.random.default_rng(width)
+    logits = (random.standard_normal((3, width)) * 40).astype(np.float32)
+    logits[0, 0] = 1e30
+    logits[2, -1] = np.nan
+    expected = 30 * np.tanh(logits.astype(np.float64) / 30)
+    cap_rows(logits, np.float32(30))
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=GROUP, max_size=GROUP))
