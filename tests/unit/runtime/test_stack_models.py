@@ -79,6 +79,13 @@ def test_tables_leave_out_what_the_stack_says() -> None:
     assert model == StackModel("one", model="one", precision="int8", prefill=2, arena_bytes=5)
 
 
+def test_a_chat_template_is_of_the_model_that_it_was_given_for() -> None:
+    default = StackModel(chat_template="hermes", tool_format="hermes")
+    [own, other] = read('[models.own]\nchat_template = "/a.jinja"\n[models.other]', default).models
+    assert (own.chat_template, own.tool_format) == ("/a.jinja", "auto")
+    assert (other.chat_template, other.tool_format) == ("", "auto")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
