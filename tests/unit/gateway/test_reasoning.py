@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from tests.unit.gateway.fake_model import byte_model
-from tests.unit.gateway.thinking_model import CLOSES, EOS, OPENS, thinking_model, tokens_of
+from tests.unit.gateway.thinking_model import CALL, CLOSES, EOS, OPENS, thinking_model, tokens_of
 from tests.unit.gateway.world import World, open_world
 
 from weir.core.errors import InvalidRequest
@@ -168,6 +168,7 @@ async def test_a_budget_ends_reasoning_whatever_the_form(world: World, client: o
         source = last_start(world).sampling.grammar.source
         assert source.startswith(f"start: thought <[{CLOSES}]> LINES? content")
         assert "thought[max_tokens=7]:" in source
+        assert asked or f"content: (FREE | <[{CALL}]>)*" in source  # which may call all the same
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (

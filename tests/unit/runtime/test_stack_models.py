@@ -80,10 +80,10 @@ def test_tables_leave_out_what_the_stack_says() -> None:
 
 
 def test_a_chat_template_is_of_the_model_that_it_was_given_for() -> None:
-    default = StackModel(chat_template="hermes", tool_format="hermes")
+    default = StackModel(chat_template="hermes", tool_format="hermes", reasoning_format="none")
     [own, other] = read('[models.own]\nchat_template = "/a.jinja"\n[models.other]', default).models
     assert (own.chat_template, own.tool_format) == ("/a.jinja", "auto")
-    assert (other.chat_template, other.tool_format) == ("", "auto")
+    assert (other.chat_template, other.tool_format, other.reasoning_format) == ("", "auto", "auto")
 
 
 @pytest.mark.parametrize(
