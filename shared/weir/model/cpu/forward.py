@@ -52,7 +52,8 @@ LAST_NORM, LOGITS, SCAN, NUM_LOGITS_STAGES = range(4)
 NUM_TIMES = NUM_STAGES + NUM_LOGITS_STAGES
 
 _REPLACES, _ADDS = np.bool_(False), np.bool_(True)
-_ZERO, _ONE = np.int64(0), np.int64(1)
+_ZERO: Any = np.int64(0)
+_ONE: Any = np.int64(1)
 """Not Python's own: of those numba compiles what they are handed to once for each."""
 
 
