@@ -12,9 +12,10 @@ from tests.unit.model.gguf_copy import add_metadata, gguf_name, metadata_of, unp
 from tests.unit.model.k_quants import BLOCK, random_blocks, values_of
 from tests.unit.model.tiny import LogitsProbe, TinyLlama, chunk, prompt_ids
 
-from weir.model.architecture import GivenScaling, LinearScaling, LongRopeScaling, ModelConfig
+from weir.model.architecture import GivenScaling, LinearScaling, LongRopeScaling, ModelConfig, SlidingWindow
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
+from weir.model.files.embedding_scale import FloatType, embedding_scale
 from weir.model.files.gguf_tensors import GgufTensors
 from weir.model.files.source import ModelSource, resolve_model
 
@@ -122,6 +123,31 @@ def test_divisors_that_lie_outside_of_the_file_are_refused(offset: int, tmp_path
 def test_a_window_in_the_metadata_bounds_the_context(tmp_path: Path) -> None:
     source, _ = converted(tmp_path, "mistral", **{"llama.attention.sliding_window": 100})
     assert load_model_config(source).max_context_tokens == 100
+
+
+def test_what_a_file_of_gemma_3_does_not_say_is_known(tmp_path: Path) -> None:
+    keys = {"gemma3.attention.sliding_window_pattern": None, "gemma3.rope.freq_base_swa": None}
+    tiny = save_variant(tmp_path / "hf", BY_NAME["gemma3"], num_hidden_layers=7, layer_types=None)
+    write_gguf(tiny, tmp_path / "tiny.gguf", F32, keys)
+    window = load_model_config(resolve_model(str(tmp_path / "tiny.gguf"))).window
+    assert window == SlidingWindow(60, (*(True,) * 5, False, True), 10_000.0)
+
+
+@pytest.mark.parametrize(("name", "num_layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_scale_scores_by_their_width(name: str, num_layers: int, tmp_path: Path) -> None:
+    tiny = save_variant(tmp_path / "hf", BY_NAME[name], num_hidden_layers=num_layers, layer_types=None)
+    write_gguf(tiny, tmp_path / "tiny.gguf", F32)
+    assert load_model_config(resolve_model(str(tmp_path / "tiny.gguf"))).query_pre_attn_scalar == 64 / 4
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "kept_as", "scale"),
+    [(1152, "bfloat16", 34.0), (3584, "bfloat16", 59.75), (1152, "float16", 33.9375), (1152, None, 33.941125)],
+)
+def test_embeddings_are_scaled_as_their_type_rounds_it(
+    hidden_size: int, kept_as: FloatType | None, scale: float
+) -> None:
+    assert embedding_scale(hidden_size, kept_as) == pytest.approx(scale, abs=1e-5)
 
 
 def test_the_ends_of_a_turn_are_all_taken(tmp_path: Path) -> None:
