@@ -115,6 +115,7 @@ STARTS: Mapping[str, str] = {
     "WEIR_PREDICTOR=lengths.npz weir up --policy ltr": "--detach",
     "weir up --detach && weir status": "",
     "weir up --load dummy --model-shape llama-3.2-1b": "--detach",
+    "weir up --chat-template hermes": "--detach",
     "weir down": "",
 }
 
@@ -254,8 +255,9 @@ def serve_for_a_moment(shell: Shell, line: str) -> None:
 
 
 def by_cost(example: str) -> Any:
-    """Weights of a billion numbers take a minute of CPU time to draw and to pack."""
-    return pytest.param(example, marks=pytest.mark.long) if "llama-3.2-1b" in example else example
+    """Weights of a billion numbers take a minute of CPU time to draw and to pack; other tests read the template."""
+    is_long = "llama-3.2-1b" in example or "--chat-template" in example
+    return pytest.param(example, marks=pytest.mark.long) if is_long else example
 
 
 @of_stack

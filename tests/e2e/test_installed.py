@@ -20,7 +20,7 @@ pytest.importorskip("hatchling", reason="builds the wheel; `make setup-dev` inst
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"weir", "weir_decode", "weir_gateway", "weir_prefill", "weir_scheduler", "weir_transfer"}
-SUFFIXES = {".css", ".html", ".js", ".py", ".pyi", ".svg", ".typed", ".yaml"}
+SUFFIXES = {".css", ".html", ".jinja", ".js", ".py", ".pyi", ".svg", ".typed", ".yaml"}
 _IMPORT_ALL = f"""
 import importlib, pkgutil
 from pathlib import Path
