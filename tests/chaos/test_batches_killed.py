@@ -36,6 +36,7 @@ def test_two_gateways_share_a_batch_and_one_is_killed(stack: Stack, tmp_path: Pa
     assert job.problems(job.fetch(stack, batch_id)) == []
 
 
+@pytest.mark.long
 def test_every_line_is_answered_once_though_everything_is_killed_twice(stack: Stack, tmp_path: Path) -> None:
     assert run(stack, BatchJob(tmp_path, num_lines=120), num_kills=2) == []
 

@@ -37,7 +37,7 @@ async def test_a_decode_worker_stopped_beyond_its_lease_is_dead_when_it_would_wa
         worker = stack.processes("decode")[0]
         channel, stub = open_stub(stack.grpc_address)
         async with channel:
-            task = asyncio.create_task(stream(stub, greedy_request([7] * 50, max_tokens=1000, ignore_eos=True)))
+            task = asyncio.create_task(stream(stub, greedy_request([7] * 50, max_tokens=400, ignore_eos=True)))
             await asyncio.to_thread(
                 wait_until, lambda: stack.metrics(worker)["num_running"] == 1, timeout_s=60, what="it decodes"
             )
@@ -45,7 +45,7 @@ async def test_a_decode_worker_stopped_beyond_its_lease_is_dead_when_it_would_wa
             record = await asyncio.wait_for(task, timeout=120)
 
         assert (record.code, record.num_index_errors) == (grpc.StatusCode.OK, 0), record
-        assert len(record.token_ids) == 1000
+        assert len(record.token_ids) == 400
         assert stack.metric("gateway", "adoptions_total") == 1
         wait_until(lambda: not is_alive(worker.pid), timeout_s=30, what="the stopped worker was fenced")
         with pytest.raises(ProcessLookupError):

@@ -254,9 +254,16 @@ def serve_for_a_moment(shell: Shell, line: str) -> None:
         assert served.wait(30) == 0
 
 
+_LIKE_OTHERS = (
+    "weir up --chat-template hermes",
+    "weir up --gateways 2 --schedulers 2",
+    "weir up --detach && weir status",
+)
+
+
 def by_cost(example: str) -> Any:
-    """Weights of a billion numbers take a minute of CPU time to draw and to pack; other tests read the template."""
-    is_long = "llama-3.2-1b" in example or "--chat-template" in example
+    """Weights of a billion numbers take a minute of CPU time to draw and to pack; what some start is started elsewhere too."""
+    is_long = "llama-3.2-1b" in example or example in _LIKE_OTHERS
     return pytest.param(example, marks=pytest.mark.long) if is_long else example
 
 

@@ -92,7 +92,9 @@ def test_the_file_holds_prompts_of_5_to_900_tokens_as_weir_tokenizes_them(golden
     assert [tuple(tokenizer.encode(prompt.text)) for prompt in golden] == [prompt.prompt_ids for prompt in golden]
 
 
-@pytest.mark.parametrize(("chunk_tokens", "sample"), [(16, (0, 20, 36)), (512, (5, 41, 63))])
+@pytest.mark.parametrize(
+    ("chunk_tokens", "sample"), [pytest.param(16, (0, 20, 36), marks=pytest.mark.long), (512, (5, 41, 63))]
+)
 def test_a_sample_in_one_batch_equals_transformers(
     chunk_tokens: int,
     sample: tuple[int, ...],

@@ -130,6 +130,7 @@ def test_a_prompt_is_the_same_to_the_bit_however_it_is_cut_and_beside_whatever(
     assert found_likely == likely
 
 
+@pytest.mark.long
 def test_a_score_of_a_prompt_is_the_same_to_the_bit_beside_others(weights: Weights) -> None:
     chunk = ChunkPlan(0, 0, PROMPT, OWN_TABLE, SampleSpec(GREEDY, 0), ScoreSpec(PROMPT[1:], num_top=2))
     alone, together = (
@@ -139,6 +140,7 @@ def test_a_score_of_a_prompt_is_the_same_to_the_bit_beside_others(weights: Weigh
     assert alone == together
 
 
+@pytest.mark.long
 def test_tokens_are_those_of_the_cpu_path(weights: Weights) -> None:
     """In fp32, where both are right to more digits than the choice needs."""
     pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, torch.float32).fill_(float("nan"))

@@ -84,6 +84,7 @@ def test_prompts_are_scored_as_the_same_rounding_in_pytorch_scores_them(weights:
     assert error < cost / 4, "what another order of additions changes is less than what rounding to E4M3 does"
 
 
+@pytest.mark.long
 def test_decodes_continue_a_cut_prompt_as_one_prefill_of_all_would(weights: Weights) -> None:
     runner = fp8_runner(weights)
     conversation = Conversation(runner, PROMPTS)

@@ -186,6 +186,7 @@ def test_prompts_are_scored_as_the_same_rounding_in_pytorch_scores_them(weights:
     assert error < cost / 4, "what another order of additions changes is less than what rounding to int8 does"
 
 
+@pytest.mark.long
 def test_decodes_over_int8_pages_say_what_those_over_exact_ones_do(weights: Weights) -> None:
     """By a wide margin of these weights; a page that is moved takes its scales with it."""
     runner, pages = int8_runner(weights)

@@ -58,7 +58,7 @@ def decodes_step(index: int, token_ids: Sequence[int], slots: Sequence[int] = (0
     return StepPlan(index + 2, tuple(chunks))
 
 
-@pytest.mark.parametrize("has_graphs", [False, True])
+@pytest.mark.parametrize("has_graphs", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_steps_that_are_launched_ahead_sample_the_same_tokens(
     weights: Weights, expected: list[StepResult], has_graphs: bool
 ) -> None:

@@ -264,6 +264,7 @@ def run_again(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     return step
 
 
+@pytest.mark.long
 def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights) -> None:
     runner = triton_runner(weights)
     runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
