@@ -262,7 +262,7 @@ _LIKE_OTHERS = (
 
 
 def by_cost(example: str) -> Any:
-    """Weights of a billion numbers take a minute of CPU time to draw and to pack; what some start is started elsewhere."""
+    """Weights of a billion numbers take a minute to draw and to pack; what some examples start is started elsewhere."""
     is_long = "llama-3.2-1b" in example or example in _LIKE_OTHERS
     return pytest.param(example, marks=pytest.mark.long) if is_long else example
 
