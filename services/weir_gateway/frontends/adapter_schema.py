@@ -8,14 +8,13 @@ from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation
 from weir.core.options import NUMBER_RULES, GenerateOptions
+from weir_gateway.frontends.checks import is_too_long, shown
 from weir_gateway.frontends.openai.fields import CHATS_REASONING, COMMON_NEUTRAL, REASONS
-from weir_gateway.frontends.openai.messages import is_too_long
 from weir_gateway.frontends.openai.schema import ChatBody
 from weir_gateway.frontends.unknown_fields import KnownFields
 
 MAX_VIOLATIONS = 16
 """That are told of one body."""
-_MAX_SHOWN_CHARS = 80
 _NEUTRAL_OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     **CHATS_REASONING,
     "n": (1,),
@@ -73,12 +72,6 @@ def known_fields(
     declared = frozenset(body_type.model_fields)
     undeclared = {name: values for name, values in of_chats.items() if name not in declared}
     return KnownFields(declared, {**undeclared, **neutral}, {**REASONS, **reasons}, ignored)
-
-
-def shown(text: object) -> str:
-    """For a message, of what a client sent."""
-    plain = text if isinstance(text, str) else repr(text)
-    return plain if len(plain) <= _MAX_SHOWN_CHARS else plain[: _MAX_SHOWN_CHARS - 1] + "…"
 
 
 def text_of(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.errors import FieldViolation
+from weir_gateway.frontends.checks import shown
 from weir_gateway.tools.definitions import MAX_TOOLS, Tool, ToolUse
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def read_tool(
     num_before = len(violations)
     name, description, strict = given.get("name"), given.get("description"), given.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        problem = f"is {_shown(name)}; give 1 to 64 characters of A-Z a-z 0-9 _ -"
+        problem = f"is {shown(name)}; give 1 to 64 characters of A-Z a-z 0-9 _ -"
         violations.append(FieldViolation(f"{field}.name", problem))
     if description is not None and not isinstance(description, str):
         violations.append(FieldViolation(f"{field}.description", "must be a text"))
@@ -70,7 +70,7 @@ def tool_use_of(
         return None
     unknown = next((name for name in choice.names or () if name not in names), None)
     if unknown is not None:
-        violations.append(FieldViolation(choice.field, f"names {_shown(unknown)}, which is none of the tools"))
+        violations.append(FieldViolation(choice.field, f"names {shown(unknown)}, which is none of the tools"))
     if choice.names is not None and not choice.names:
         violations.append(FieldViolation(choice.field, "names no tool; name at least one, or say none"))
     allowed = frozenset(names if choice.names is None else choice.names)
@@ -97,7 +97,7 @@ def one_of(value: object, known: Collection[str], field: str, violations: list[F
     """None: it is none of them, which is in `violations`."""
     if isinstance(value, str) and value in known:
         return value
-    violations.append(FieldViolation(field, f"is {_shown(value)}; must be one of {', '.join(known)}"))
+    violations.append(FieldViolation(field, f"is {shown(value)}; must be one of {', '.join(known)}"))
     return None
 
 
@@ -106,11 +106,7 @@ def _try_find_schema_problem(value: object) -> str | None:
     if not isinstance(value, Mapping):
         return "must be a JSON schema, which is an object"
     if value.get("type", "object") != "object":
-        return f"is of type {_shown(value['type'])}; arguments are an object"
-    try:
-        json.dumps(value)
-    except (ValueError, RecursionError):
-        return "is nested too deeply"
+        return f"is of type {shown(value['type'])}; arguments are an object"
     return None
 
 
@@ -120,8 +116,3 @@ def _refuse_constant(name: str) -> None:
 
 def _last_index(names: Sequence[str], name: str) -> int:
     return len(names) - 1 - list(reversed(names)).index(name)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 1] + "…"

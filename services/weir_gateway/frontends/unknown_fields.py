@@ -16,12 +16,12 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from weir.core.errors import FieldViolation
+from weir_gateway.frontends.checks import MAX_SHOWN_CHARS, shown
 
 UnknownFields = Literal["ignore", "refuse"]
 """What happens to a field that is known to nobody here."""
 IGNORED_HEADER = "X-Weir-Ignored-Fields"
 
-_MAX_SHOWN_CHARS = 80
 _MAX_NAMED = 16
 _MAX_FIELDS = 32
 """That are looked at: some 0.1 ms each in the event loop."""
@@ -55,7 +55,7 @@ class KnownFields:
     def try_find_meant(self, name: str) -> str | None:
         """maxTokens, max-tokens and max_token are all `max_tokens`. What is not served has relatives (mirostat,
         mirostat_tau) and is only found by its own name."""
-        if not _MIN_CHARS <= len(name) <= _MAX_SHOWN_CHARS:
+        if not _MIN_CHARS <= len(name) <= MAX_SHOWN_CHARS:
             return None
         plain = _plain(name)
         nearest = difflib.get_close_matches(plain, self._served, n=1, cutoff=_LEAST_LIKENESS)
@@ -80,9 +80,9 @@ def check_undeclared(
         meant = known.try_find_meant(name)
         if meant is not None:
             problem = f"is not a field of this request; {meant!r} is one"
-            violations.append(FieldViolation(_shown(name), problem))
+            violations.append(FieldViolation(shown(name), problem))
         elif unknown_fields == "refuse":
-            violations.append(FieldViolation(_shown(name), "is not a field of this request"))
+            violations.append(FieldViolation(shown(name), "is not a field of this request"))
         else:
             unknown.append(name)
     return tuple(unknown)
@@ -90,9 +90,9 @@ def check_undeclared(
 
 def ignored_header(names: Collection[str]) -> str:
     """The header's value: names in the order in which they came, percent-encoded where they are no plain words."""
-    shown = [quote(_shown(name), safe="") for name in list(names)[:_MAX_NAMED]]
-    rest = len(names) - len(shown)
-    return ", ".join([*shown, f"and {rest} more"] if rest else shown)
+    quoted = [quote(shown(name), safe="") for name in list(names)[:_MAX_NAMED]]
+    rest = len(names) - len(quoted)
+    return ", ".join([*quoted, f"and {rest} more"] if rest else quoted)
 
 
 def _is_among(value: object, neutral: tuple[Any, ...]) -> bool:
@@ -102,7 +102,3 @@ def _is_among(value: object, neutral: tuple[Any, ...]) -> bool:
 
 def _plain(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
-
-
-def _shown(name: str) -> str:
-    return name if len(name) <= _MAX_SHOWN_CHARS else name[: _MAX_SHOWN_CHARS - 1] + "…"

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.grammar import Grammar
-from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown, text_of
+from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, text_of
 from weir_gateway.frontends.anthropic.tool_fields import SCHEMA, message_tools_of
 from weir_gateway.frontends.anthropic.turns import TEXT_BLOCKS, MessageReader
-from weir_gateway.frontends.openai.messages import MAX_ENTRIES, is_too_long
+from weir_gateway.frontends.checks import MAX_ENTRIES, is_too_long, shown
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.openai.structured import grammar_of_format
 from weir_gateway.frontends.thinking import AS_TRAINED, NO_THINKING, Thinking

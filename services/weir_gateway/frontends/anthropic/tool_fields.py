@@ -3,7 +3,7 @@
 from typing import Any
 
 from weir.core.errors import FieldViolation
-from weir_gateway.frontends.adapter_schema import shown
+from weir_gateway.frontends.checks import shown
 from weir_gateway.frontends.function_tools import ToolChoice, is_list_of_tools, one_of, read_tool, tool_use_of
 from weir_gateway.tools.definitions import Tool, ToolUse
 

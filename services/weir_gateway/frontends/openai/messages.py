@@ -6,13 +6,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation
+from weir_gateway.frontends.checks import is_too_long
 from weir_gateway.frontends.function_tools import arguments_of
 from weir_gateway.requests.client_request import Conversation
 from weir_gateway.tools.definitions import MAX_TOOLS
-
-MAX_ENTRIES = 4096
-"""Of a list that is read entry by entry. What each means has lower bounds, under which a longer one cannot be; this one
-is known before the event loop has read them."""
 
 Turn = dict[str, Any]
 
@@ -40,13 +37,6 @@ def conversation_of(messages: Sequence[Message], violations: list[FieldViolation
     names: dict[str, str] = {}
     turns = [_turn_of(message, f"messages[{index}]", names, violations) for index, message in enumerate(messages)]
     return Conversation(tuple(turns))
-
-
-def is_too_long(entries: Sequence[object], field: str, violations: list[FieldViolation]) -> bool:
-    """Then it is in `violations`."""
-    if len(entries) > MAX_ENTRIES:
-        violations.append(FieldViolation(field, f"has {len(entries)} entries; at most {MAX_ENTRIES} are read"))
-    return len(entries) > MAX_ENTRIES
 
 
 def _turn_of(message: Message, field: str, names: dict[str, str], violations: list[FieldViolation]) -> Turn:

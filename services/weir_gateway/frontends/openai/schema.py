@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
+from weir_gateway.frontends.checks import is_too_long
 from weir_gateway.frontends.openai.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, REASONS
-from weir_gateway.frontends.openai.messages import Message, conversation_of, is_too_long
+from weir_gateway.frontends.openai.messages import Message, conversation_of
 from weir_gateway.frontends.openai.render import Rendering
 from weir_gateway.frontends.openai.structured import grammar_of
 from weir_gateway.frontends.openai.tool_fields import CHAT_TOOLS

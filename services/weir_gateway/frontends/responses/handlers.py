@@ -22,6 +22,7 @@ from weir_gateway.answers.events import (
 )
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
+from weir_gateway.frontends.checks import shown
 from weir_gateway.frontends.http_app import CallerRoute
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
@@ -38,7 +39,6 @@ from weir_gateway.requests.output import OutputDelta
 
 _JSON = "application/json"
 _PREVIOUS = "previous_response_id"
-_MAX_SHOWN_CHARS = 80
 _RenderedT = TypeVar("_RenderedT")
 
 
@@ -241,5 +241,6 @@ class _Answer:
 
 
 def _not_found(field: str, response_id: str) -> NotFound:
-    shown = response_id if len(response_id) <= _MAX_SHOWN_CHARS else response_id[: _MAX_SHOWN_CHARS - 1] + "…"
-    return NotFound(field, f"{field}: no answer {shown!r} is kept; it may have expired, or been sent with store: false")
+    return NotFound(
+        field, f"{field}: no answer {shown(response_id)!r} is kept; it may have expired, or been sent with store: false"
+    )

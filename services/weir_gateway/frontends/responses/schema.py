@@ -11,8 +11,9 @@ from pydantic import Field
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.grammar import Grammar
-from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, shown
-from weir_gateway.frontends.openai.messages import Turn, is_too_long
+from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields
+from weir_gateway.frontends.checks import is_too_long, shown
+from weir_gateway.frontends.openai.messages import Turn
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.openai.structured import grammar_of_format
 from weir_gateway.frontends.openai.tool_fields import RESPONSE_TOOLS

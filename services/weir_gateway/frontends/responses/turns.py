@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from weir.core.errors import FieldViolation
-from weir_gateway.frontends.adapter_schema import shown, text_of
+from weir_gateway.frontends.adapter_schema import text_of
+from weir_gateway.frontends.checks import shown
 from weir_gateway.frontends.function_tools import arguments_of
 from weir_gateway.frontends.openai.messages import Turn, call_turn
 
