@@ -8,10 +8,10 @@ from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation
 from weir.core.options import NUMBER_RULES, GenerateOptions
-from weir_gateway.frontends.checks import is_too_long, shown
+from weir_gateway.frontends.bodies.checks import is_too_long, shown
+from weir_gateway.frontends.bodies.unknown_fields import KnownFields
 from weir_gateway.frontends.openai.fields import CHATS_REASONING, COMMON_NEUTRAL, REASONS
 from weir_gateway.frontends.openai.schema import ChatBody
-from weir_gateway.frontends.unknown_fields import KnownFields
 
 MAX_VIOLATIONS = 16
 """That are told of one body."""

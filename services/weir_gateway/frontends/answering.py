@@ -16,11 +16,11 @@ from weir.core.errors import FieldViolation, InternalError, InvalidRequest, Weir
 from weir.core.trace_context import extract
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.bodies.unknown_fields import IGNORED_HEADER, UnknownFields, ignored_header
 from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
 from weir_gateway.frontends.http_keys import with_key
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
-from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, UnknownFields, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta, joined

@@ -24,6 +24,7 @@ from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.anthropic.handlers import MessagesApi
 from weir_gateway.frontends.batches.handlers import BatchesApi
+from weir_gateway.frontends.bodies.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.frontends.console.api import ConsoleApi
 from weir_gateway.frontends.console.files import console_files
 from weir_gateway.frontends.correlation import correlation_of, mark
@@ -52,7 +53,6 @@ from weir_gateway.frontends.recent_requests import RecentRequestsApi
 from weir_gateway.frontends.responses.handlers import ResponsesApi
 from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.frontends.sse import DONE, ChunkEvents, event, events_in_parts
-from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest

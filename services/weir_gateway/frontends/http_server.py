@@ -11,10 +11,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from weir.core.errors import Unavailable
+from weir_gateway.frontends.bodies.unknown_fields import UnknownFields
 from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.http_connections import ConnectionBook
 from weir_gateway.frontends.http_protocol import protocol_with_bounds
-from weir_gateway.frontends.unknown_fields import UnknownFields
 
 logger = logging.getLogger(__name__)
 

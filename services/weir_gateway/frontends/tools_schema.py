@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir_gateway.frontends.bodies.unknown_fields import KnownFields, check_undeclared
 from weir_gateway.frontends.json_parts import dump, dump_array
 from weir_gateway.frontends.openai.fields import IGNORED
 from weir_gateway.frontends.openai.messages import Message, conversation_of
 from weir_gateway.frontends.openai.schema import HTTP_NAMES, token_ids_of
 from weir_gateway.frontends.openai.tool_fields import CHAT_TOOLS
-from weir_gateway.frontends.unknown_fields import KnownFields, check_undeclared
 from weir_gateway.requests.client_request import Conversation, FieldNames, Text, TokenIds
 from weir_gateway.requests.models import ServedModel
 from weir_gateway.tokenization import DetokenizeRequest, TokenizeRequest

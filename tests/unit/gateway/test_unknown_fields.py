@@ -8,8 +8,8 @@ import pytest
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.core.errors import FieldViolation
+from weir_gateway.frontends.bodies.unknown_fields import KnownFields, check_undeclared, ignored_header
 from weir_gateway.frontends.openai.schema import CHAT_FIELDS, COMPLETION_FIELDS
-from weir_gateway.frontends.unknown_fields import KnownFields, check_undeclared, ignored_header
 
 KNOWN = KnownFields(
     frozenset({"max_tokens", "stop", "n"}), {"audio": (), "best_of": (1,), "beam": (False,)}, {"audio": "is loud"}

@@ -14,6 +14,7 @@ from weir_gateway.frontends.answering import Answering
 from weir_gateway.frontends.anthropic.blocks import BlockEvents, content_blocks
 from weir_gateway.frontends.anthropic.render import MessageEnd, MessageRenderer, MessageUsage
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody, count_request, messages_request
+from weir_gateway.frontends.bodies.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.frontends.error_forms import ANTHROPIC_ID_HEADER, MESSAGES_PATH
 from weir_gateway.frontends.http_app import CallerRoute
 from weir_gateway.frontends.http_body import BodyReader
@@ -21,7 +22,6 @@ from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import dump
 from weir_gateway.frontends.openai.render import Json, call_ids_of
 from weir_gateway.frontends.openai.schema import parse_body
-from weir_gateway.frontends.unknown_fields import IGNORED_HEADER, ignored_header
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.output import OutputDelta
 

@@ -11,11 +11,11 @@ from weir.core.grammar import Grammar
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, text_of
 from weir_gateway.frontends.anthropic.tool_fields import SCHEMA, message_tools_of
 from weir_gateway.frontends.anthropic.turns import TEXT_BLOCKS, MessageReader
-from weir_gateway.frontends.checks import MAX_ENTRIES, is_too_long, shown
+from weir_gateway.frontends.bodies.checks import MAX_ENTRIES, is_too_long, shown
+from weir_gateway.frontends.bodies.thinking import AS_TRAINED, NO_THINKING, Thinking
+from weir_gateway.frontends.bodies.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.openai.structured import grammar_of_format
-from weir_gateway.frontends.thinking import AS_TRAINED, NO_THINKING, Thinking
-from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 from weir_gateway.tokenization import TokenizeRequest
 

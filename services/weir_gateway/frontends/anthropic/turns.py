@@ -5,7 +5,7 @@ from typing import Any
 
 from weir.core.errors import FieldViolation
 from weir_gateway.frontends.adapter_schema import text_of
-from weir_gateway.frontends.checks import shown
+from weir_gateway.frontends.bodies.checks import shown
 from weir_gateway.frontends.openai.messages import Turn, call_turn
 
 TEXT_BLOCKS = frozenset({"text"})

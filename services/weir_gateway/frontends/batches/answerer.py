@@ -10,6 +10,7 @@ from weir.core.errors import NotFound, Overloaded, Unavailable, WeirError
 from weir_gateway.access import Caller
 from weir_gateway.batches.records import ClaimedLine, LineResult
 from weir_gateway.batches.results import answered
+from weir_gateway.frontends.bodies.unknown_fields import UnknownFields
 from weir_gateway.frontends.openai.render import AnswerRenderer, error_body, error_status
 from weir_gateway.frontends.openai.schema import (
     AskedAnswer,
@@ -20,7 +21,6 @@ from weir_gateway.frontends.openai.schema import (
     parse_body,
 )
 from weir_gateway.frontends.openai.whole_answer import whole_answer
-from weir_gateway.frontends.unknown_fields import UnknownFields
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.keys.keyed_requests import KeyedRequests
 

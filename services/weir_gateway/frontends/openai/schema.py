@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
-from weir_gateway.frontends.checks import is_too_long
+from weir_gateway.frontends.bodies.checks import is_too_long
+from weir_gateway.frontends.bodies.thinking import thinking_of_effort
+from weir_gateway.frontends.bodies.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.frontends.openai.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, REASONS
 from weir_gateway.frontends.openai.messages import Message, conversation_of
 from weir_gateway.frontends.openai.render import Rendering
 from weir_gateway.frontends.openai.structured import grammar_of
 from weir_gateway.frontends.openai.tool_fields import CHAT_TOOLS
-from weir_gateway.frontends.thinking import thinking_of_effort
-from weir_gateway.frontends.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import (
     ClientRequest,
     Conversation,

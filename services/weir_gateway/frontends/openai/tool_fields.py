@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.errors import FieldViolation
-from weir_gateway.frontends.function_tools import ToolChoice, is_list_of_tools, one_of, read_tool, tool_use_of
+from weir_gateway.frontends.bodies.function_tools import ToolChoice, is_list_of_tools, one_of, read_tool, tool_use_of
 from weir_gateway.tools.definitions import Tool, ToolUse
 
 _MODES = ("none", "auto", "required")

@@ -22,7 +22,7 @@ from weir_gateway.answers.events import (
 )
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.answering import Answering
-from weir_gateway.frontends.checks import shown
+from weir_gateway.frontends.bodies.checks import shown
 from weir_gateway.frontends.http_app import CallerRoute
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of

@@ -12,7 +12,7 @@ from weir_gateway.answers.events import (
     ToolCallBegan,
     ToolCallEnded,
 )
-from weir_gateway.frontends.function_tools import arguments_of
+from weir_gateway.frontends.bodies.function_tools import arguments_of
 from weir_gateway.frontends.openai.messages import Turn, call_turn
 from weir_gateway.frontends.openai.parts import Json
 from weir_gateway.tools.call_ids import CallIds

@@ -12,14 +12,14 @@ from pydantic import Field
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.grammar import Grammar
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields
-from weir_gateway.frontends.checks import is_too_long, shown
+from weir_gateway.frontends.bodies.checks import is_too_long, shown
+from weir_gateway.frontends.bodies.thinking import AS_TRAINED, Thinking, thinking_of_effort
+from weir_gateway.frontends.bodies.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.frontends.openai.messages import Turn
 from weir_gateway.frontends.openai.schema import HTTP_NAMES
 from weir_gateway.frontends.openai.structured import grammar_of_format
 from weir_gateway.frontends.openai.tool_fields import RESPONSE_TOOLS
 from weir_gateway.frontends.responses.turns import ItemReader
-from weir_gateway.frontends.thinking import AS_TRAINED, Thinking, thinking_of_effort
-from weir_gateway.frontends.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.requests.client_request import ClientRequest, Conversation, FieldNames, Operation
 from weir_gateway.tools.definitions import ToolUse
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from weir.core.errors import FieldViolation
 from weir_gateway.frontends.adapter_schema import text_of
-from weir_gateway.frontends.checks import shown
-from weir_gateway.frontends.function_tools import arguments_of
+from weir_gateway.frontends.bodies.checks import shown
+from weir_gateway.frontends.bodies.function_tools import arguments_of
 from weir_gateway.frontends.openai.messages import Turn, call_turn
 
 _ROLES = ("system", "developer", "user", "assistant")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from weir.core.errors import FieldViolation
-from weir_gateway.frontends.checks import MAX_SHOWN_CHARS, shown
+from weir_gateway.frontends.bodies.checks import MAX_SHOWN_CHARS, shown
 
 UnknownFields = Literal["ignore", "refuse"]
 """What happens to a field that is known to nobody here."""
