@@ -72,10 +72,9 @@ def random_case(
 class LinearLayers:
     """Both kinds of linear layer in one instruction set, whichever `weir.ops` has chosen for this process."""
 
-    def __init__(self, instruction_set: InstructionSet, **options: int) -> None:
-        """`options` are `make_blocks`'s."""
+    def __init__(self, instruction_set: InstructionSet) -> None:
         most_rows = most_tile_rows(instruction_set)
-        self._drivers = {kind: _driver(make_blocks(kind, instruction_set, **options), most_rows) for kind in KINDS}
+        self._drivers = {kind: _driver(make_blocks(kind, instruction_set), most_rows) for kind in KINDS}
 
     def __call__(
         self, rows: NDArray[np.uint8], matrix: PackedMatrix, out: NDArray[np.float32] | None = None, added: int = 0

@@ -126,7 +126,7 @@ def test_linear_layers_pass_all_their_tests_with_it(machine: AmxMachine) -> None
     flags = ("-q", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-k", "amx or threads or wide")
     ran = machine.python("-m", "pytest", *flags, "tests/kernels/test_cpu_linear.py")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "20 passed" in ran.stdout, ran.stdout
+    assert "19 passed" in ran.stdout, ran.stdout
     (folder,) = (path.name for path in machine.cache.glob("kernels/*") if path.is_dir())
     assert folder.startswith("amx-"), "kernels with tiles lie apart"
 
@@ -143,7 +143,7 @@ def test_the_benchmark_sets_it_beside_the_others(machine: AmxMachine) -> None:
     lines = machine.output_of(BENCHMARK).splitlines()
     assert lines[0].split() == ["GMAC/s,", "rows:", "1", "17"]
     assert [line.split(" 4b ")[1].rsplit(maxsplit=2)[0].strip() for line in lines if " 4b " in line] == [
-        *("portable", "avx2", "avx-vnni", "avx512-vnni", "amx", "amx, any rows")
+        *("portable", "avx2", "avx-vnni", "avx512-vnni", "amx")
     ]
     assert lines[-1].startswith("products of tiles alone, 64 inputs: ")
 

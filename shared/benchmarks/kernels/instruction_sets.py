@@ -1,7 +1,6 @@
 """Linear layers in every instruction set that runs here, side by side, on one thread with weights in the cache.
 
-Where AMX runs it has two lines: as it serves, and with tiles for any number of rows, which tells from how many on they
-pay; and beneath, how fast its products are with nothing around them.
+Where AMX runs, how fast its products are with nothing around them stands beneath.
 """
 
 import itertools
@@ -82,10 +81,7 @@ def as_lines(report: InstructionSetReport) -> list[str]:
 
 
 def _drivers() -> dict[str, Callable[..., None]]:
-    drivers = {one.value: linear_range_in(one) for one in available_instruction_sets()}
-    if InstructionSet.AMX in drivers:
-        drivers["amx, any rows"] = linear_range_in(InstructionSet.AMX, least_amx_rows=1)
-    return drivers
+    return {one.value: linear_range_in(one) for one in available_instruction_sets()}
 
 
 def _speeds(

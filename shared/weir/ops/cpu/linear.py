@@ -12,7 +12,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.ops.cpu.linear_amx import LEAST_AMX_ROWS
 from weir.ops.cpu.linear_block import make_blocks, most_tile_rows
 from weir.ops.cpu.linear_many import LEAST_ROWS, PAIR, has_many
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, SCALES_BYTES, PackedMatrix, WeightKind
@@ -64,14 +63,13 @@ def linear_range(
                 _int8_blocks(count, blocks_at, num_groups, rows_at, row_stride, taken, out_at, out_stride, left, added)
 
 
-def linear_range_in(chosen: InstructionSet, least_amx_rows: int = LEAST_AMX_ROWS) -> Callable[..., None]:
-    """`linear_range` in another instruction set than this process', to measure it. With AMX, tiles are for
-    `least_amx_rows` and more."""
+def linear_range_in(chosen: InstructionSet) -> Callable[..., None]:
+    """`linear_range` in another instruction set than this process', to measure it."""
     function: Any = linear_range
     names = {
         "_TILE_ROWS": most_tile_rows(chosen),
-        "_int4_blocks": make_blocks(WeightKind.INT4, chosen, least_amx_rows),
-        "_int8_blocks": make_blocks(WeightKind.INT8, chosen, least_amx_rows),
+        "_int4_blocks": make_blocks(WeightKind.INT4, chosen),
+        "_int8_blocks": make_blocks(WeightKind.INT8, chosen),
     }
     # A copy with other globals: a closure over intrinsics would be compiled anew at every start, also where it serves.
     # And compiled without the cache on disk, whose key does not know what they emit.

@@ -9,11 +9,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from weir.ops.cpu.linear_amx import LEAST_AMX_ROWS, amx_function, emit_configure_tiles
+from weir.ops.cpu.linear_amx import MOST_AMX_ROWS, amx_function, emit_configure_tiles
 from weir.ops.cpu.linear_many import LEAST_ROWS, MOST_ROWS, PAIR, has_many, many_function
 from weir.ops.cpu.linear_pack import BLOCK_OUTPUTS, WeightKind, group_bytes
-from weir.ops.cpu.linear_tile import BlockArguments, TileShape, at, tile_function, tile_shapes
-from weir.ops.simd.amx import emit_release
+from weir.ops.cpu.linear_tile import BlockArguments, TileShape, at, from_row, tile_function, tile_shapes
+from weir.ops.simd.amx import TILE_ROWS, emit_release
 from weir.ops.simd.features import InstructionSet
 from weir.ops.simd.float import FLOAT_BYTES, INT64
 from weir.ops.simd.jit import simd
@@ -22,25 +22,24 @@ from weir.ops.simd.loops import Values, emit_index, emit_loop
 
 def most_tile_rows(instruction_set: InstructionSet) -> int:
     """Rows that one call of `make_blocks`' function takes at most."""
+    if instruction_set is InstructionSet.AMX:
+        return MOST_AMX_ROWS
     if has_many(instruction_set.vectors):
         return MOST_ROWS
     return max(tile_shapes(kind, instruction_set)[0].num_rows for kind in WeightKind)
 
 
-def make_blocks(
-    kind: WeightKind, instruction_set: InstructionSet, least_amx_rows: int = LEAST_AMX_ROWS
-) -> Callable[..., Any]:
+def make_blocks(kind: WeightKind, instruction_set: InstructionSet) -> Callable[..., Any]:
     """A function for kernels: `num_blocks` neighbouring blocks, then `BlockArguments` of the first, in order.
 
-    All are int64; there are at most `most_tile_rows` rows, and 1 in `is_added` adds to what is there. With AMX, tiles
-    are for `least_amx_rows` and more.
+    All are int64; there are at most `most_tile_rows` rows, and 1 in `is_added` adds to what is there.
     """
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
         num_blocks, *arguments = values
         here = BlockArguments(*arguments)
         if instruction_set is InstructionSet.AMX:
-            _emit_blocks_amx(builder, kind, least_amx_rows, num_blocks, here)
+            _emit_blocks_amx(builder, kind, num_blocks, here)
         else:
             _emit_blocks(builder, kind, instruction_set, num_blocks, here)
         return context.get_dummy_value()
@@ -85,18 +84,19 @@ def _emit_blocks(
         emit_tiles()
 
 
-def _emit_blocks_amx(
-    builder: ir.IRBuilder, kind: WeightKind, least_amx_rows: int, num_blocks: ir.Value, arguments: BlockArguments
-) -> None:
-    def emit_amx() -> None:
-        emit_configure_tiles(builder, arguments.num_rows)
-        _emit_pairs(builder, kind, num_blocks, arguments, partial(amx_function, builder.module, kind))
+def _emit_blocks_amx(builder: ir.IRBuilder, kind: WeightKind, num_blocks: ir.Value, arguments: BlockArguments) -> None:
+    """Whole tiles of rows by AMX, those that are left by vectors."""
+    in_tiles = builder.and_(arguments.num_rows, emit_index(-TILE_ROWS))
+    left = builder.sub(arguments.num_rows, in_tiles)
+    with builder.if_then(builder.icmp_signed(">", in_tiles, emit_index(0))):
+        emit_configure_tiles(builder)
+        function = amx_function(builder.module, kind)
+        every = _BlockRange(emit_index(0), num_blocks, 1)
+        _emit_each(builder, kind, replace(arguments, num_rows=in_tiles), every, partial(_emit_call, builder, function))
         emit_release(builder)
-
-    def emit_vectors() -> None:
-        _emit_blocks(builder, kind, InstructionSet.AMX.vectors, num_blocks, arguments)
-
-    _emit_by_rows(builder, arguments, least_amx_rows, emit_amx, emit_vectors)
+    with builder.if_then(builder.icmp_signed(">", left, emit_index(0))):
+        behind = replace(from_row(builder, arguments, in_tiles), num_rows=left)
+        _emit_blocks(builder, kind, InstructionSet.AMX.vectors, num_blocks, behind)
 
 
 def _emit_pairs(
@@ -165,7 +165,7 @@ def _emit_tiles(builder: ir.IRBuilder, shapes: list[TileShape], arguments: Block
     """As many of the largest tiles as fit, then one of each smaller size that fits into the rows left."""
 
     def emit_at(shape: TileShape, row: ir.Value) -> None:
-        _emit_call(builder, tile_function(builder.module, shape), _from_row(builder, arguments, row))
+        _emit_call(builder, tile_function(builder.module, shape), from_row(builder, arguments, row))
 
     largest, *smaller = shapes
     size = ir.Constant(INT64, largest.num_rows)
@@ -177,14 +177,6 @@ def _emit_tiles(builder: ir.IRBuilder, shapes: list[TileShape], arguments: Block
         with builder.if_then(builder.icmp_unsigned(">=", left, taken)):
             emit_at(shape, builder.sub(arguments.num_rows, left))
             builder.store(builder.sub(left, taken), num_left)
-
-
-def _from_row(builder: ir.IRBuilder, arguments: BlockArguments, row: ir.Value) -> BlockArguments:
-    return replace(
-        arguments,
-        rows=builder.add(arguments.rows, builder.mul(row, arguments.row_stride)),
-        out=builder.add(arguments.out, builder.mul(row, arguments.out_stride)),
-    )
 
 
 def _emit_call(builder: ir.IRBuilder, function: ir.Function, arguments: BlockArguments) -> None:

@@ -11,7 +11,7 @@ are taken in tiles: weights are loaded once a tile and used for all its rows, wh
 """
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from llvmlite import ir
@@ -231,6 +231,15 @@ def at(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, stride: int) -
 def offset(builder: ir.IRBuilder, address: ir.Value, num_bytes: int) -> ir.Value:
     """address + num_bytes."""
     return builder.add(address, ir.Constant(INT64, num_bytes))
+
+
+def from_row(builder: ir.IRBuilder, arguments: BlockArguments, row: ir.Value) -> BlockArguments:
+    """Of the rows from `row` on; `num_rows` stays what it is."""
+    return replace(
+        arguments,
+        rows=builder.add(arguments.rows, builder.mul(row, arguments.row_stride)),
+        out=builder.add(arguments.out, builder.mul(row, arguments.out_stride)),
+    )
 
 
 def _allocate(builder: ir.IRBuilder, values: tuple[ir.Value, ...]) -> list[ir.Value]:
