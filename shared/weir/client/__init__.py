@@ -3,7 +3,7 @@
 Requests and answers are plain dataclasses; no protobuf type leaves this room.
 """
 
-from weir.client.chats import Answer, ContentPart, ReasoningPart, ToolCall, ToolCallDelta, Tools, Turn
+from weir.client.chats import ChatAnswer, ContentPart, ReasoningPart, ToolCall, ToolCallDelta, Tools, Turn
 from weir.client.gateway import DEFAULT_TIMEOUT_S, AsyncWeirClient, WeirClient
 from weir.client.messages import Chunk, ModelInfo, ProcessDescription
 from weir.core.life import FinishReason
@@ -13,8 +13,8 @@ from weir.core.tools import Tool
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
-    "Answer",
     "AsyncWeirClient",
+    "ChatAnswer",
     "Chunk",
     "ContentPart",
     "FinishReason",

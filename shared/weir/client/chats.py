@@ -84,7 +84,7 @@ AnswerPart = ContentPart | ReasoningPart | ToolCallDelta
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """What came of one choice so far."""
 
     content: str = ""
@@ -92,7 +92,7 @@ class Answer:
     tool_calls: tuple[ToolCall, ...] = ()
 
     @classmethod
-    def of(cls, parts: Iterable[AnswerPart]) -> "Answer":
+    def of(cls, parts: Iterable[AnswerPart]) -> "ChatAnswer":
         """Of all parts of one choice, in order."""
         content: list[str] = []
         reasoning: list[str] = []
