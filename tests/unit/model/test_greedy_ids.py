@@ -1,5 +1,5 @@
-"""Every architecture goes on with the 64 tokens that transformers' `generate` goes on with, in fp32. Heads are not tied:
-tied ones of random weights say the last token again and again."""
+"""Every architecture goes on with the 64 tokens of transformers' `generate`, in fp32. No head is tied: tied ones of
+random weights say the last token again and again."""
 
 from pathlib import Path
 from typing import Any, cast
