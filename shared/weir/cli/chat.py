@@ -57,7 +57,7 @@ def chat(
 
     \b
     weir chat
-    weir chat --system "ChatAnswer in one sentence." --temperature 0
+    weir chat --system "Answer in one sentence." --temperature 0
     """
     chosen = options.generate_options(locals())
     opening = [Turn("system", system)] if system else []
