@@ -114,27 +114,27 @@ def generate(
 class PromptRequest:
     """What is asked of each prompt. `chat` None: to be continued."""
 
-    options: GenerateOptions
+    chosen: GenerateOptions
     chat: options.ChatOptions | None = None
 
     def send(self, client: WeirClient, prompt: str) -> Iterator[Chunk]:
         if self.chat is None:
-            return client.generate(prompt, self.options)
+            return client.generate(prompt, self.chosen)
         tools, budget = self.chat.tools, self.chat.max_reasoning_tokens
-        return client.chat([Turn("user", prompt)], self.options, tools=tools, max_reasoning_tokens=budget)
+        return client.chat([Turn("user", prompt)], self.chosen, tools=tools, max_reasoning_tokens=budget)
 
     def send_async(self, client: AsyncWeirClient, prompt: str | list[int]) -> AsyncIterator[Chunk]:
         if self.chat is None or not isinstance(prompt, str):
-            return client.generate(prompt, self.options)
+            return client.generate(prompt, self.chosen)
         tools, budget = self.chat.tools, self.chat.max_reasoning_tokens
-        return client.chat([Turn("user", prompt)], self.options, tools=tools, max_reasoning_tokens=budget)
+        return client.chat([Turn("user", prompt)], self.chosen, tools=tools, max_reasoning_tokens=budget)
 
 
 def _print_answer(reach: options.Reach, prompt: str, asked: PromptRequest) -> None:
     printer = AnswerPrinter()
     with reach.client() as client:
         try:
-            if asked.options.n is not None and asked.options.n > 1:
+            if asked.chosen.n is not None and asked.chosen.n > 1:
                 _print_choices(client, prompt, asked)
                 return
             for chunk in asked.send(client, prompt):
@@ -279,7 +279,7 @@ async def _answer(client: AsyncWeirClient, job: PromptLine, asked: PromptRequest
         chunks = [chunk async for chunk in asked.send_async(client, job.prompt)]
     except WeirError as error:
         return {"id": job.key, "error": error_line(error)}
-    num_choices = asked.options.n or 1
+    num_choices = asked.chosen.n or 1
     choices = [_choice([chunk for chunk in chunks if chunk.choice == choice]) for choice in range(num_choices)]
     if any(choice["finish_reason"] is None for choice in choices):
         return {"id": job.key, "error": "the answer broke off without a reason"}
