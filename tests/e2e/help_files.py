@@ -24,6 +24,7 @@ def write_files(folder: Path) -> None:
     for name in ("capture.jsonl", "events.jsonl"):
         _write(folder / name, *(_captured(at) for at in range(_NUM_ROWS)))
     _write(folder / "prompts.jsonl", *(json.dumps({"prompt": f"{at} and {at} is"}) for at in range(4)))
+    _write(folder / "tools.json", json.dumps([{"type": "function", "function": {"name": "get_weather"}}]))
     _write(folder / "batch.jsonl", *(_batch_line(at) for at in range(48)))
     _write(folder / "long_batch.jsonl", *(_batch_line(at) for at in range(5000)))  # runs still when it is cancelled
     _write(folder / "keys.txt", "a=key-of-tenant-a-0001", "b=key-of-tenant-b-0001")

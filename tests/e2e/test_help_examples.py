@@ -54,6 +54,9 @@ ON_STACK: Mapping[str, str] = {
     'weir generate --temperature 0 --max-tokens 24 "The capital of France is"': "",
     'weir generate --n 3 --temperature 0.8 --frequency-penalty 0.5 --seed 1 "Once upon a time"': "--max-tokens 16",
     'weir generate --timeout-s 2 --partial-at-deadline --json "Once upon a time"': "",
+    'weir generate --chat --tools tools.json --tool-choice required "What is the weather in Paris?"': (
+        "--tool-choice none --max-tokens 8"  # the built-in model's template shows no tools
+    ),
     "weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64": "",
     "weir trace --last": "",
     "weir trace --slowest --json": "",

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 from weir.core.clock import Clock
 from weir.core.errors import WeirError
+from weir_gateway.answers.formats import MISTRAL_LIST
 from weir_gateway.driving.output_pace import OutputPace
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.requests.output import OutputDelta
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.validation import CheckedRequest
+from weir_gateway.tools.call_ids import CallIds
 
 
 class OpenRequest:
@@ -88,6 +90,12 @@ class OpenRequest:
         """Found in the prefix cache, summed over all prompts: of each by the choice that found most, for whose pages
         the others wait."""
         return sum(max(state.num_cached_tokens for state in answers) for answers in self.by_prompt)
+
+    def call_ids(self) -> list[CallIds]:
+        """Names of calls of tools, by choice."""
+        tools = self.checked.model.answer_format.tools
+        is_short = tools is not None and tools.name == MISTRAL_LIST.name
+        return [CallIds(self.request_id, choice, is_short) for choice in range(len(self.states))]
 
     async def next_delta(self) -> OutputDelta:
         """Waits for something to send, and for more of it while the event loop is behind. Raises the first error, after

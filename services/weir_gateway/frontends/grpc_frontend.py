@@ -11,17 +11,18 @@ from opentelemetry import context as current_context
 
 from weir.core.credentials import try_read_key
 from weir.core.errors import Cancelled, WeirError
+from weir.core.life import FinishReason
 from weir.rpc.conversions import finish_reason_to_pb, logprobs_to_pb, options_from_pb
 from weir.rpc.errors import abort_with
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from weir_gateway.access import Caller
 from weir_gateway.driving.open_request import OpenRequest
+from weir_gateway.frontends.grpc_chats import conversation_from_pb, parts_to_pb
 from weir_gateway.frontends.send_watch import SendWatch
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.client_request import (
     GRPC_NAMES,
     ClientRequest,
-    Conversation,
     Operation,
     Prompt,
     Text,
@@ -75,13 +76,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         model, counts = request.options.model, _counts(request.options, num_messages=len(request.messages))
         try:
             self._processor().check_counts(model, GRPC_NAMES, counts)
+            conversation = conversation_from_pb(request)
         except WeirError:
             del request  # parsed it is many times as large, and the error keeps this frame until it is sent
             raise
-        turns = tuple({"role": message.role, "content": message.content} for message in request.messages)
-        client_request = ClientRequest(
-            Operation.CHAT, Conversation(turns), GRPC_NAMES, options_from_pb(request.options)
-        )
+        client_request = ClientRequest(Operation.CHAT, conversation, GRPC_NAMES, options_from_pb(request.options))
         del request  # else kept until the answer is complete
         await self._answer(client_request, context, inference_pb2.ChatResponse)
 
@@ -123,14 +122,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
         # The call's end ends the request at once, whatever its task waits for.
         context.add_done_callback(lambda _: opened.leave())  # type: ignore[arg-type]  # the stub knows no functions
-        client_id = opened.client_id
+        responses = _Responses(opened, make_response)
         watch = SendWatch(self._send_timeout_s, lambda: self._give_up_client(opened, context))
         with opened, contextlib.closing(watch):
             while True:
                 delta = await opened.next_delta()
-                response = _response(make_response, client_id, delta)
-                if delta.is_last:
-                    _complete(response, opened)
+                response = responses.of(delta)
                 watch.begin()
                 await context.write(response)
                 watch.end()
@@ -171,29 +168,44 @@ async def _abort_unread(context: _Context) -> None:
         await abort_with(context, Cancelled("the client has not read the answer for too long"))
 
 
-def _response(make_response: Callable[..., _Response], client_id: str, delta: OutputDelta) -> _Response:
-    response = make_response(
-        request_id=client_id,
-        first_index=delta.first_index,
-        token_ids=delta.token_ids,
-        text=delta.text,
-        choice=delta.choice,
-    )
-    if delta.logprobs:
-        response.logprobs.extend(map(logprobs_to_pb, delta.logprobs))
-    if delta.prompt_logprobs:
-        response.prompt_logprobs.extend(map(logprobs_to_pb, delta.prompt_logprobs))
-    if delta.finish_reason is not None:
-        response.finish_reason = finish_reason_to_pb(delta.finish_reason)
-    return response
+class _Responses:
+    """Renders the answer to one request."""
+
+    def __init__(self, opened: OpenRequest, make_response: Callable[..., _Response]) -> None:
+        self._opened = opened
+        self._make_response = make_response
+        self._client_id = opened.client_id
+        self._call_ids = opened.call_ids()
+
+    def of(self, delta: OutputDelta) -> _Response:
+        response = self._make_response(
+            request_id=self._client_id,
+            first_index=delta.first_index,
+            token_ids=delta.token_ids,
+            text=delta.text,
+            choice=delta.choice,
+        )
+        if delta.events is not None and isinstance(response, inference_pb2.ChatResponse):
+            response.parts.CopyFrom(parts_to_pb(delta.events, self._call_ids[delta.choice].of))
+        if delta.logprobs:
+            response.logprobs.extend(map(logprobs_to_pb, delta.logprobs))
+        if delta.prompt_logprobs:
+            response.prompt_logprobs.extend(map(logprobs_to_pb, delta.prompt_logprobs))
+        if delta.finish_reason is not None:
+            is_of_calls = self._opened.states[delta.choice].output.ends_with_calls
+            response.finish_reason = finish_reason_to_pb(
+                FinishReason.TOOL_CALLS if is_of_calls else delta.finish_reason
+            )
+        if delta.is_last:
+            response.usage.CopyFrom(_usage(self._opened))
+            response.model_digest = self._opened.checked.model.digest
+        return response
 
 
-def _complete(response: _Response, opened: OpenRequest) -> None:
-    """What the last message has."""
-    usage = types_pb2.Usage(
+def _usage(opened: OpenRequest) -> types_pb2.Usage:
+    return types_pb2.Usage(
         num_prompt_tokens=opened.num_prompt_tokens,
         num_output_tokens=opened.num_output_tokens,
         num_cached_tokens=opened.num_cached_tokens,
+        num_reasoning_tokens=opened.num_reasoning_tokens,
     )
-    response.usage.CopyFrom(usage)
-    response.model_digest = opened.checked.model.digest

@@ -19,8 +19,8 @@ class Operation(Enum):
 FieldNames = Mapping[str, str]
 """What a frontend's clients call each option, and the forms of a prompt, for errors that name it."""
 
-_GRPC_PLAIN_NAMES = ("text", "token_ids", "messages", "priority", "max_reasoning_tokens")
-GRPC_NAMES: FieldNames = grpc_names() | {name: name for name in _GRPC_PLAIN_NAMES}
+_GRPC_PLAIN_NAMES = ("text", "token_ids", "messages", "priority", "tools", "max_reasoning_tokens")
+GRPC_NAMES: FieldNames = grpc_names() | {name: name for name in _GRPC_PLAIN_NAMES} | {"tool_schema": "parameters"}
 
 
 @dataclass(frozen=True, slots=True)

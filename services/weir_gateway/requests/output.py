@@ -296,9 +296,9 @@ class Output:
 
 
 def output_end_from_pb(value: types_pb2.FinishReason.ValueType) -> FinishReason | None:
-    """None for what is no end of an output: not ended, and cancelled."""
+    """None for what is no end of an output that a worker knows: not ended, cancelled, and calls of tools."""
     reason = finish_reason_from_pb(value)
-    return None if reason is FinishReason.CANCELLED else reason
+    return None if reason in (FinishReason.CANCELLED, FinishReason.TOOL_CALLS) else reason
 
 
 def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:

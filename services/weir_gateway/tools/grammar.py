@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.grammar import Grammar
+from weir.core.tools import Tool
 from weir.grammar.lark import rule_of
 from weir.grammar.protocol import GrammarError
 from weir_gateway.answers.formats import LLAMA3_JSON, MISTRAL_LIST, PHI4_MINI, CallSyntax, ToolFormat
-from weir_gateway.tools.definitions import Tool, ToolUse
+from weir_gateway.tools.definitions import ToolUse
 
 MAX_CALLS = 16
 """In one answer that is held to a grammar: small models never end a list that need not end."""

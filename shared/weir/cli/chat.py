@@ -1,12 +1,25 @@
 """`weir chat`: a conversation in the terminal."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from weir.cli import options
 from weir.cli.console import error_line, stderr, stdout
-from weir.client import DEFAULT_TIMEOUT_S, GenerateOptions, Turn, WeirClient
+from weir.client import (
+    DEFAULT_TIMEOUT_S,
+    ChatAnswer,
+    ContentPart,
+    GenerateOptions,
+    ReasoningPart,
+    ToolCall,
+    ToolCallDelta,
+    Turn,
+    WeirClient,
+)
+from weir.client.chats import AnswerPart
 from weir.core.errors import WeirError
 
 
@@ -36,10 +49,11 @@ def chat(
     include_stop: options.IncludeStop = False,
     cache_salt: options.CacheSalt = "",
     skips_prefix_cache: options.SkipsPrefixCache = False,
+    max_reasoning_tokens: options.MaxReasoningTokens = None,
 ) -> None:
     """Talk with the model; the conversation is kept. /reset forgets it, /quit or Ctrl-D ends.
 
-    Ctrl-C breaks off an answer. Text from a pipe is taken line by line.
+    Ctrl-C breaks off an answer. Text from a pipe is taken line by line. What a model thinks goes to stderr.
 
     \b
     weir chat
@@ -59,9 +73,9 @@ def chat(
                     turns = list(opening)
                     stderr.print("forgotten", style="dim")
                 case _:
-                    answer = _try_answer(client, [*turns, Turn("user", line)], chosen)
+                    answer = _try_answer(client, [*turns, Turn("user", line)], chosen, max_reasoning_tokens)
                     if answer is not None:
-                        turns += [Turn("user", line), Turn("assistant", answer)]
+                        turns += [Turn("user", line), answer.turn]
 
 
 def _try_read() -> str | None:
@@ -73,19 +87,69 @@ def _try_read() -> str | None:
         return None
 
 
-def _try_answer(client: WeirClient, turns: list[Turn], chosen: GenerateOptions) -> str | None:
+def _try_answer(
+    client: WeirClient, turns: list[Turn], chosen: GenerateOptions, max_reasoning_tokens: int | None
+) -> ChatAnswer | None:
     """Streams the answer to stdout. None if it failed or was broken off: the turn is then not kept."""
-    stream = client.chat(turns, chosen)
-    text = ""
+    parts: list[AnswerPart] = []
+    printer = AnswerPrinter()
     try:
-        for chunk in stream:
-            text += chunk.text
-            stdout.out(chunk.text, end="", highlight=False)
+        for chunk in client.chat(turns, chosen, max_reasoning_tokens=max_reasoning_tokens):
+            parts += chunk.parts
+            printer.add(chunk.parts)
     except KeyboardInterrupt:
         stderr.print("\nbroken off", style="dim")
         return None
     except WeirError as error:
         stderr.print(f"\nerror: {error_line(error)}", style="red", markup=False)
         return None
-    stdout.out("")
-    return text
+    printer.finish()
+    return ChatAnswer.of(parts)
+
+
+class AnswerPrinter:
+    """Shows one answer as it comes: content on stdout, reasoning on stderr, calls a line each at the end.
+
+    Within one answer content and reasoning take turns at most once, so their ends are where lines end.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[AnswerPart] = []
+        self._open: Console | None = None
+        """Where a line has begun."""
+
+    def add(self, parts: Sequence[AnswerPart]) -> None:
+        for part in parts:
+            match part:
+                case ContentPart(text):
+                    self._write(stdout, text)
+                case ReasoningPart(text):
+                    self._write(stderr, text)
+                case ToolCallDelta():
+                    self._parts.append(part)
+
+    def break_off(self) -> None:
+        """Ends the line."""
+        if self._open is not None:
+            self._open.out("")
+        self._open = None
+
+    def finish(self) -> None:
+        """Nothing follows: the last line ends, one of an answer without anything too."""
+        calls = ChatAnswer.of(self._parts).tool_calls
+        if self._open is None and not calls:
+            stdout.out("")
+        self.break_off()
+        for call in calls:
+            stdout.out(shown_call(call), highlight=False)
+
+    def _write(self, console: Console, text: str) -> None:
+        if self._open is not None and self._open is not console:
+            self._open.out("")
+        self._open = console
+        console.out(text, end="", highlight=False)
+
+
+def shown_call(call: ToolCall) -> str:
+    """A line of the terminal."""
+    return f"{call.name}({call.arguments})" if call.is_complete else f"{call.name}({call.arguments}… (cut off)"

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,8 +12,19 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from weir.cli import EXIT_FAILED, EXIT_USAGE, options
+from weir.cli.chat import AnswerPrinter, shown_call
 from weir.cli.console import error_line, fail, stderr, stdout
-from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, Chunk, GenerateOptions, TokenLogprobs, WeirClient
+from weir.client import (
+    DEFAULT_TIMEOUT_S,
+    AsyncWeirClient,
+    ChatAnswer,
+    Chunk,
+    GenerateOptions,
+    TokenLogprobs,
+    Turn,
+    WeirClient,
+)
+from weir.client.chats import AnswerPart
 from weir.core.errors import WeirError
 
 _OPTION_NAMES = frozenset(entry.name for entry in fields(GenerateOptions))
@@ -50,6 +61,11 @@ def generate(
     ignore_eos: options.IgnoreEos = False,
     json_schema: options.JsonSchema = None,
     regex: options.Regex = "",
+    as_chat: options.AsChat = False,
+    tools_path: options.ToolsFile = None,
+    tool_choice: options.ToolChoice = "auto",
+    no_parallel_tool_calls: options.NoParallelToolCalls = False,
+    max_reasoning_tokens: options.MaxReasoningTokens = None,
     n: options.NumChoices = None,
     logprobs: options.Logprobs = None,
     prompt_logprobs: options.PromptLogprobs = None,
@@ -64,10 +80,14 @@ def generate(
     --logprobs or --prompt-logprobs a list of them. --json prints such a line for one prompt. Run the same command again
     to go on with a half-done output: finished ids are skipped, failed ones are tried again.
 
+    With --chat each prompt is what a user says; of tools that are called a line NAME(ARGUMENTS) is shown, reasoning
+    goes to stderr, and lines of JSON have reasoning and tool_calls beside text.
+
     \b
     weir generate --temperature 0 --max-tokens 24 "The capital of France is"
     weir generate --n 3 --temperature 0.8 --frequency-penalty 0.5 --seed 1 "Once upon a time"
     weir generate --regex "1[0-9]{3}" "Columbus reached America in "
+    weir generate --chat --tools tools.json --tool-choice required "What is the weather in Paris?"
     weir generate --timeout-s 2 --partial-at-deadline --json "Once upon a time"
     weir generate --input prompts.jsonl --output answers.jsonl --max-tokens 64
     """
@@ -80,40 +100,60 @@ def generate(
     if prompt is not None and not as_json and (logprobs is not None or prompt_logprobs is not None):
         fail("--logprobs and --prompt-logprobs are shown as JSON: give --json too", code=EXIT_USAGE)
     grammar = options.grammar_of(json_schema, regex)
-    chosen = options.generate_options(locals())
+    asked = PromptRequest(options.generate_options(locals()), options.chat_options(locals()))
     reach = options.Reach(address, timeout_s, api_key)
     if input_path is not None and output_path is not None:
-        raise typer.Exit(_generate_file(reach, input_path, output_path, chosen, concurrency))
+        raise typer.Exit(_generate_file(reach, input_path, output_path, asked, concurrency))
     if prompt is not None and as_json:
-        raise typer.Exit(_generate_json(reach, prompt, chosen))
+        raise typer.Exit(_generate_json(reach, prompt, asked))
     if prompt is not None:
-        _print_answer(reach, prompt, chosen)
+        _print_answer(reach, prompt, asked)
 
 
-def _print_answer(reach: options.Reach, prompt: str, chosen: GenerateOptions) -> None:
-    has_open_line = False
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """What is asked of each prompt. `chat` None: to be continued."""
+
+    chosen: GenerateOptions
+    chat: options.ChatOptions | None = None
+
+    def send(self, client: WeirClient, prompt: str) -> Iterator[Chunk]:
+        if self.chat is None:
+            return client.generate(prompt, self.chosen)
+        tools, budget = self.chat.tools, self.chat.max_reasoning_tokens
+        return client.chat([Turn("user", prompt)], self.chosen, tools=tools, max_reasoning_tokens=budget)
+
+    def send_async(self, client: AsyncWeirClient, prompt: str | list[int]) -> AsyncIterator[Chunk]:
+        if self.chat is None or not isinstance(prompt, str):
+            return client.generate(prompt, self.chosen)
+        tools, budget = self.chat.tools, self.chat.max_reasoning_tokens
+        return client.chat([Turn("user", prompt)], self.chosen, tools=tools, max_reasoning_tokens=budget)
+
+
+def _print_answer(reach: options.Reach, prompt: str, asked: PromptRequest) -> None:
+    printer = AnswerPrinter()
     with reach.client() as client:
         try:
-            if chosen.n is not None and chosen.n > 1:
-                _print_choices(client, prompt, chosen)
+            if asked.chosen.n is not None and asked.chosen.n > 1:
+                _print_choices(client, prompt, asked)
                 return
-            for chunk in client.generate(prompt, chosen):
-                stdout.out(chunk.text, end="", highlight=False)
-                has_open_line = True
+            for chunk in asked.send(client, prompt):
+                printer.add(chunk.parts)
         except WeirError as error:
-            if has_open_line:
-                stdout.out("")
+            printer.break_off()
             fail(error_line(error))
-    stdout.out("")
+    printer.finish()
 
 
-def _print_choices(client: WeirClient, prompt: str, chosen: GenerateOptions) -> None:
+def _print_choices(client: WeirClient, prompt: str, asked: PromptRequest) -> None:
     """Each when it is complete, since they come at the same time."""
-    texts: dict[int, str] = {}
-    for chunk in client.generate(prompt, chosen):
-        texts[chunk.choice] = texts.get(chunk.choice, "") + chunk.text
+    parts: dict[int, list[AnswerPart]] = {}
+    for chunk in asked.send(client, prompt):
+        parts.setdefault(chunk.choice, []).extend(chunk.parts)
         if chunk.finish_reason is not None:
-            stdout.out(f"[{chunk.choice}] {texts[chunk.choice]}", highlight=False)
+            answer = ChatAnswer.of(parts[chunk.choice])
+            lines = filter(None, (answer.content, *map(shown_call, answer.tool_calls)))
+            stdout.out(f"[{chunk.choice}] " + "\n".join(lines), highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +164,28 @@ class PromptLine:
     prompt: str | list[int]
 
 
-def _generate_file(reach: options.Reach, source: Path, target: Path, chosen: GenerateOptions, concurrency: int) -> int:
+def _generate_file(reach: options.Reach, source: Path, target: Path, asked: PromptRequest, concurrency: int) -> int:
     """Answers every prompt that `target` has no answer for. Returns the exit code: 1 if any failed."""
     jobs = read_jobs(source)
+    if asked.chat is not None and any(not isinstance(job.prompt, str) for job in jobs):
+        problem = "with --chat a prompt is a text, which the chat template turns into tokens"
+        fail(f"--input {source}: {problem}", code=EXIT_USAGE)
     try:
         done = keep_answered(target)
         left = [job for job in jobs if job.key not in done]
-        num_failed = asyncio.run(_run(reach, left, target, chosen, concurrency, len(jobs)))
+        num_failed = asyncio.run(_run(reach, left, target, asked, concurrency, len(jobs)))
     except OSError as error:
         fail(f"--output {target}: {error.strerror or error}")
     stderr.print(f"{len(jobs) - num_failed} of {len(jobs)} answered, {num_failed} failed: {target}", markup=False)
     return EXIT_FAILED if num_failed else 0
 
 
-def _generate_json(reach: options.Reach, prompt: str, chosen: GenerateOptions) -> int:
+def _generate_json(reach: options.Reach, prompt: str, asked: PromptRequest) -> int:
     """Prints one answer as a line of an output file. Returns the exit code."""
 
     async def ask() -> dict[str, Any]:
         async with reach.async_client() as client:
-            return await _answer(client, PromptLine(1, prompt), chosen)
+            return await _answer(client, PromptLine(1, prompt), asked)
 
     answer = asyncio.run(ask())
     stdout.out(json.dumps(answer, ensure_ascii=False), highlight=False)
@@ -213,7 +256,7 @@ def keep_answered(target: Path) -> set[str | int]:
 
 
 async def _run(
-    reach: options.Reach, jobs: list[PromptLine], target: Path, chosen: GenerateOptions, concurrency: int, num_all: int
+    reach: options.Reach, jobs: list[PromptLine], target: Path, asked: PromptRequest, concurrency: int, num_all: int
 ) -> int:
     gate = asyncio.Semaphore(concurrency)
     num_failed = 0
@@ -222,7 +265,7 @@ async def _run(
 
             async def one(job: PromptLine) -> bool:
                 async with gate:
-                    answer = await _answer(client, job, chosen)
+                    answer = await _answer(client, job, asked)
                 _write_line(output, answer)
                 bar.advance(task)
                 return "error" in answer
@@ -231,16 +274,19 @@ async def _run(
     return num_failed
 
 
-async def _answer(client: AsyncWeirClient, job: PromptLine, chosen: GenerateOptions) -> dict[str, Any]:
+async def _answer(client: AsyncWeirClient, job: PromptLine, asked: PromptRequest) -> dict[str, Any]:
     try:
-        chunks = [chunk async for chunk in client.generate(job.prompt, chosen)]
+        chunks = [chunk async for chunk in asked.send_async(client, job.prompt)]
     except WeirError as error:
         return {"id": job.key, "error": error_line(error)}
-    num_choices = chosen.n or 1
+    num_choices = asked.chosen.n or 1
     choices = [_choice([chunk for chunk in chunks if chunk.choice == choice]) for choice in range(num_choices)]
     if any(choice["finish_reason"] is None for choice in choices):
         return {"id": job.key, "error": "the answer broke off without a reason"}
-    counts = {"num_prompt_tokens": chunks[-1].num_prompt_tokens, "num_output_tokens": chunks[-1].num_output_tokens}
+    last = chunks[-1]
+    counts = {"num_prompt_tokens": last.num_prompt_tokens, "num_output_tokens": last.num_output_tokens}
+    if last.num_reasoning_tokens:
+        counts["num_reasoning_tokens"] = last.num_reasoning_tokens
     answer = choices[0] if num_choices == 1 else {"choices": choices}
     of_prompt = [_logprobs_json(entry) for chunk in chunks for entry in chunk.prompt_logprobs]
     return {"id": job.key, **answer, **({"prompt_logprobs": of_prompt} if of_prompt else {}), **counts}
@@ -248,11 +294,23 @@ async def _answer(client: AsyncWeirClient, job: PromptLine, chosen: GenerateOpti
 
 def _choice(chunks: list[Chunk]) -> dict[str, Any]:
     logprobs = [_logprobs_json(entry) for chunk in chunks for entry in chunk.logprobs]
+    answer = ChatAnswer.of(part for chunk in chunks for part in chunk.parts)
     choice = {
-        "text": "".join(chunk.text for chunk in chunks),
+        "text": answer.content,
+        **_parts_json(answer),
         "finish_reason": chunks[-1].finish_reason if chunks else None,
     }
     return choice | ({"logprobs": logprobs} if logprobs else {})
+
+
+def _parts_json(answer: ChatAnswer) -> Mapping[str, Any]:
+    """What a line of an answer file has beside `text`, where there is any of it."""
+    calls = [
+        {"id": call.id, "name": call.name, "arguments": call.arguments, "is_complete": call.is_complete}
+        for call in answer.tool_calls
+    ]
+    reasoning = {"reasoning": answer.reasoning} if answer.reasoning else {}
+    return {**reasoning, **({"tool_calls": calls} if calls else {})}
 
 
 def _logprobs_json(entry: TokenLogprobs) -> dict[str, Any]:

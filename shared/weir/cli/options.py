@@ -1,15 +1,17 @@
 """Options that several commands share."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
 from weir.cli import EXIT_USAGE
 from weir.cli.console import fail
-from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, GenerateOptions, WeirClient
+from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, GenerateOptions, Tool, Tools, WeirClient
+from weir.client.chats import ToolMode
 from weir.client.messages import key_metadata
 from weir.core.grammar import Grammar
 
@@ -40,6 +42,18 @@ Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer;
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end-of-text token.")]
 JsonSchema = Annotated[Path | None, typer.Option(help="A file with a JSON schema: the answer is JSON that it allows.")]
 Regex = Annotated[str, typer.Option(help="The whole answer matches this regular expression (Rust's syntax).")]
+AsChat = Annotated[
+    bool, typer.Option("--chat", help="PROMPT is what a user says, for the chat template; not a text to continue.")
+]
+ToolsFile = Annotated[
+    Path | None,
+    typer.Option("--tools", help="With --chat: a JSON file, a list of tools as OpenAI has it, that may be called."),
+]
+ToolChoice = Annotated[str, typer.Option(help="With --tools: auto, none, required, or the name of the tool to call.")]
+NoParallelToolCalls = Annotated[bool, typer.Option("--no-parallel-tool-calls", help="At most one call an answer.")]
+MaxReasoningTokens = Annotated[
+    int | None, typer.Option(min=0, help="Chats: tokens after which reasoning must end; 0: no reasoning.")
+]
 Lane = Annotated[str, typer.Option(help="Lane to queue in. Empty: the default lane.")]
 TtftTargetMs = Annotated[int | None, typer.Option(help="When the first token is wanted, in ms from now.")]
 ItlTargetMs = Annotated[int | None, typer.Option(help="Wanted between two tokens, in ms.")]
@@ -85,6 +99,7 @@ RuntimeDir = Annotated[
 ]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+_MODES: tuple[ToolMode, ...] = get_args(ToolMode)
 
 
 class Reach(NamedTuple):
@@ -125,9 +140,68 @@ def grammar_of(json_schema: Path | None, regex: str) -> Grammar | None:
         fail(f"--json-schema {json_schema}: {error}", code=EXIT_USAGE)
 
 
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What a chat has beside its turns and `GenerateOptions`; None of a command: it continues texts."""
+
+    tools: Tools | None = None
+    max_reasoning_tokens: int | None = None
+
+
+def chat_options(arguments: Mapping[str, Any]) -> ChatOptions | None:
+    """Of a command's arguments (`locals()`). Ends the command on options that do not go together."""
+    path, choice, is_single = (arguments[name] for name in ("tools_path", "tool_choice", "no_parallel_tool_calls"))
+    budget = arguments["max_reasoning_tokens"]
+    if path is None and (choice != "auto" or is_single):
+        fail("--tool-choice and --no-parallel-tool-calls are of tools: give --tools FILE too", code=EXIT_USAGE)
+    if not arguments["as_chat"]:
+        if path is not None or budget is not None:
+            fail("--tools and --max-reasoning-tokens are of chats: give --chat too", code=EXIT_USAGE)
+        return None
+    if path is None:
+        return ChatOptions(max_reasoning_tokens=budget)
+    tools = _read_tools(path)
+    mode = next((mode for mode in _MODES if mode == choice), None)
+    if mode is None and choice not in [tool.name for tool in tools]:
+        known = ", ".join((*_MODES, *(tool.name for tool in tools)))
+        fail(f"--tool-choice {choice}: must be one of {known}", code=EXIT_USAGE)
+    names = () if mode is not None else (choice,)
+    return ChatOptions(Tools(tools, mode or "required", names, is_parallel=not is_single), budget)
+
+
 def _parse_bias(entry: str) -> tuple[int, float]:
     token_id, _, bias = entry.partition("=")
     try:
         return int(token_id), float(bias)
     except ValueError:
         fail(f"--logit-bias {entry}: give ID=BIAS, such as 42=-5", code=EXIT_USAGE)
+
+
+def _read_tools(path: Path) -> tuple[Tool, ...]:
+    """In OpenAI's form; what is wrong with a tool itself the gateway says."""
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        fail(f"--tools {path}: {error}", code=EXIT_USAGE)
+    if not isinstance(entries, list) or not entries:
+        fail(f"--tools {path}: must be a JSON list of tools", code=EXIT_USAGE)
+    return tuple(_tool_of(entry, f"--tools {path}, [{index}]") for index, entry in enumerate(entries))
+
+
+def _tool_of(entry: object, where: str) -> Tool:
+    function = entry.get("function", entry) if isinstance(entry, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        shown = '{"type": "function", "function": {"name": …, "description": …, "parameters": …}}'
+        fail(f"{where}: must be {shown}", code=EXIT_USAGE)
+    unknown = sorted(function.keys() - {"type", "name", "description", "parameters", "strict"})
+    if unknown:
+        known = "known are name, description, parameters, strict"
+        fail(f"{where}: has {unknown[0]!r}, which is not known; {known}", code=EXIT_USAGE)
+    description, parameters, strict = (function.get(name) for name in ("description", "parameters", "strict"))
+    if not isinstance(description, str | None):
+        fail(f"{where}: description must be a text", code=EXIT_USAGE)
+    if not isinstance(parameters, dict | None):
+        fail(f"{where}: parameters must be a JSON schema, which is an object", code=EXIT_USAGE)
+    if not isinstance(strict, bool | None):
+        fail(f"{where}: strict must be true or false", code=EXIT_USAGE)
+    return Tool(function["name"], description, parameters, bool(strict))

@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from weir.client.chats import Tools, Turn, chat_request
 from weir.client.messages import (
     Chunk,
     ModelInfo,
     ProcessDescription,
-    Turn,
     cancel_request,
-    chat_request,
     generate_request,
     key_metadata,
     tokenize_request,
@@ -65,12 +64,20 @@ class WeirClient:
 
         return _chunks(call(), call, going)
 
-    def chat(self, turns: Sequence[Turn], options: GenerateOptions | None = None) -> Iterator[Chunk]:
-        """Answers a conversation."""
+    def chat(
+        self,
+        turns: Sequence[Turn],
+        options: GenerateOptions | None = None,
+        *,
+        tools: Tools | None = None,
+        max_reasoning_tokens: int | None = None,
+    ) -> Iterator[Chunk]:
+        """Answers a conversation, in which the model may call `tools`; at `max_reasoning_tokens` tokens of reasoning it
+        must come to its answer, and with 0 it does not reason."""
         going = Resumption(*with_deadline(options or GenerateOptions(), self._timeout_s))
 
         def call() -> Any:
-            request = chat_request(turns, going.options)
+            request = chat_request(turns, going.options, tools, max_reasoning_tokens)
             return self._stub.Chat(request, timeout=going.left_s, metadata=self._metadata)
 
         return _chunks(call(), call, going)
@@ -128,11 +135,18 @@ class AsyncWeirClient:
 
         return _async_chunks(call(), call, going)
 
-    def chat(self, turns: Sequence[Turn], options: GenerateOptions | None = None) -> AsyncIterator[Chunk]:
+    def chat(
+        self,
+        turns: Sequence[Turn],
+        options: GenerateOptions | None = None,
+        *,
+        tools: Tools | None = None,
+        max_reasoning_tokens: int | None = None,
+    ) -> AsyncIterator[Chunk]:
         going = Resumption(*with_deadline(options or GenerateOptions(), self._timeout_s))
 
         def call() -> Any:
-            request = chat_request(turns, going.options)
+            request = chat_request(turns, going.options, tools, max_reasoning_tokens)
             return self._stub.Chat(request, timeout=going.left_s, metadata=self._metadata)
 
         return _async_chunks(call(), call, going)

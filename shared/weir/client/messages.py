@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from weir.client.chats import AnswerPart, ContentPart, ReasoningPart, parts_from_pb
 from weir.core.life import FinishReason
 from weir.core.options import MAX_TARGET_MS, GenerateOptions
 from weir.core.sampling import TokenLogprobs
@@ -11,14 +11,6 @@ from weir.rpc.conversions import all_logprobs_from_pb, check_text, check_token_i
 from weir.wire.v1 import admin_pb2, inference_pb2
 
 _LAST_CHUNK_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +34,27 @@ class Chunk:
     """Where they were asked for, in the first chunk of choice 0: one entry a token of the prompt but the first."""
     model_digest: str = ""
     """Of the weights as the workers compute with them, with the last chunk of all; empty: not known."""
+    num_reasoning_tokens: int = 0
+    """Of the output's."""
+    told_parts: tuple[AnswerPart, ...] | None = None
+    """What is certain by now of what `text` is made of; it can lag behind. None: all of it is content."""
+
+    @property
+    def parts(self) -> tuple[AnswerPart, ...]:
+        """Of what the answer is made."""
+        if self.told_parts is not None:
+            return self.told_parts
+        return (ContentPart(self.text),) if self.text else ()
+
+    @property
+    def content(self) -> str:
+        """More of what is for the reader: `text` without reasoning and calls."""
+        return "".join(part.text for part in self.parts if isinstance(part, ContentPart))
+
+    @property
+    def reasoning(self) -> str:
+        """More of what the model thinks."""
+        return "".join(part.text for part in self.parts if isinstance(part, ReasoningPart))
 
     @classmethod
     def from_pb(cls, response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse) -> "Chunk":
@@ -58,6 +71,8 @@ class Chunk:
             choice=response.choice,
             logprobs=all_logprobs_from_pb(response.logprobs),
             prompt_logprobs=all_logprobs_from_pb(response.prompt_logprobs),
+            num_reasoning_tokens=response.usage.num_reasoning_tokens,
+            told_parts=_try_read_parts(response),
         )
 
 
@@ -101,6 +116,14 @@ class ProcessDescription:
         )
 
 
+def _try_read_parts(
+    response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse,
+) -> tuple[AnswerPart, ...] | None:
+    if isinstance(response, inference_pb2.ChatResponse) and response.HasField("parts"):
+        return parts_from_pb(response.parts)
+    return None
+
+
 def with_deadline(options: GenerateOptions, timeout_s: float) -> tuple[GenerateOptions, float]:
     """The options and the time-out of the call: what there is at the deadline takes a moment to arrive after it."""
     if not options.partial_at_deadline:
@@ -118,14 +141,6 @@ def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> i
     for index, token_id in enumerate(prompt):
         check_token_id(f"token_ids[{index}]", token_id)
     return inference_pb2.GenerateRequest(options=options_to_pb(options), token_ids=inference_pb2.TokenIds(ids=prompt))
-
-
-def chat_request(turns: Sequence[Turn], options: GenerateOptions) -> inference_pb2.ChatRequest:
-    """The turns, oldest first. Raises InvalidRequest for what the wire cannot carry."""
-    for index, turn in enumerate(turns):
-        check_text(f"messages[{index}].content", turn.content)
-    messages = [inference_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
-    return inference_pb2.ChatRequest(options=options_to_pb(options), messages=messages)
 
 
 def tokenize_request(text: str, model: str) -> inference_pb2.TokenizeRequest:

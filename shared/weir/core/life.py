@@ -44,6 +44,8 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     """Its deadline passed, and the client wanted what there was by then."""
+    TOOL_CALLS = "tool_calls"
+    """After calls of tools, which the client is to run: what clients of gRPC are told in place of STOP."""
 
 
 _TERMINAL = frozenset({Phase.FINISHED, Phase.CANCELLED, Phase.FAILED, Phase.REFUSED})

@@ -19,6 +19,7 @@ _FINISH_REASONS: dict[FinishReason, types_pb2.FinishReason.ValueType] = {
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
     FinishReason.DEADLINE: types_pb2.FINISH_REASON_DEADLINE,
+    FinishReason.TOOL_CALLS: types_pb2.FINISH_REASON_TOOL_CALLS,
 }
 _FROM_PB = {value: reason for reason, value in _FINISH_REASONS.items()}
 _GRAMMAR_KINDS: dict[GrammarKind, types_pb2.GrammarKind.ValueType] = {

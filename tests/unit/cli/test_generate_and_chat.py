@@ -27,6 +27,9 @@ class ReversingGateway:
     def __init__(self) -> None:
         self.prompts: list[str] = []
         self.conversations: list[list[tuple[str, str]]] = []
+        self.chats: list[inference_pb2.ChatRequest] = []
+        self.parts: list[inference_pb2.AnswerPart] = []
+        """What chats are answered with, one a message, instead."""
         self.options: list[inference_pb2.RequestOptions] = []
         self.most_at_once = 0
         self._num_running = 0
@@ -54,10 +57,19 @@ class ReversingGateway:
 
     def Chat(self, request: inference_pb2.ChatRequest, context: Any) -> Iterator[Any]:  # noqa: N802
         self.options.append(request.options)
+        self.chats.append(request)
         self.conversations.append([(turn.role, turn.content) for turn in request.messages])
         if request.messages[-1].content == "fail":
             context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
-        yield from self._answer(inference_pb2.ChatResponse, request.messages[-1].content)
+        if not self.parts:
+            yield from self._answer(inference_pb2.ChatResponse, request.messages[-1].content)
+            return
+        for part in self.parts:
+            yield inference_pb2.ChatResponse(text="?", parts=inference_pb2.AnswerParts(parts=[part]))
+        usage = types_pb2.Usage(num_prompt_tokens=3, num_output_tokens=9, num_reasoning_tokens=2)
+        yield inference_pb2.ChatResponse(
+            finish_reason=types_pb2.FINISH_REASON_TOOL_CALLS, usage=usage, parts=inference_pb2.AnswerParts()
+        )
 
     def _answer_each(self, num_choices: int) -> Iterator[Any]:
         """Word by word in turn; the last choice ends first."""

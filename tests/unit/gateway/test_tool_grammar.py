@@ -9,6 +9,7 @@ import pytest
 from tests.unit.gateway.fake_model import EOS, ByteTokenizer
 
 from weir.core.grammar import Grammar
+from weir.core.tools import Tool
 from weir.grammar.llguidance_engine import LlguidanceEngine
 from weir.grammar.protocol import Vocabulary
 from weir_gateway.answers.events import AnswerEvent, ToolArguments, ToolCallBegan
@@ -24,7 +25,7 @@ from weir_gateway.answers.formats import (
     ToolFormat,
 )
 from weir_gateway.answers.parser import AnswerParser
-from weir_gateway.tools.definitions import Tool, ToolUse
+from weir_gateway.tools.definitions import ToolUse
 from weir_gateway.tools.grammar import ToolSchemaError, tool_grammar
 
 PLACE: Mapping[str, Any] = {

@@ -20,7 +20,7 @@ from weir_gateway.frontends.http_app import CallerRoute
 from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import dump
-from weir_gateway.frontends.openai.render import Json, call_ids_of
+from weir_gateway.frontends.openai.render import Json
 from weir_gateway.frontends.openai.schema import parse_body
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.output import OutputDelta
@@ -66,7 +66,7 @@ class _Answer:
         checked = opened.checked
         self._renderer = MessageRenderer(opened.request_id, checked.model.name, checked.client_request.correlation_id)
         self._texts = self._renderer.texts()
-        self._ids = replace(call_ids_of(opened)[0], prefix="toolu_")
+        self._ids = replace(opened.call_ids()[0], prefix="toolu_")
         self._blocks = BlockEvents(self._ids) if opened.states[0].output.has_parts else None
         """None: the answer is one block of text."""
         self._finish_reason: FinishReason | None = None

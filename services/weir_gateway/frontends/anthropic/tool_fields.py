@@ -3,9 +3,10 @@
 from typing import Any
 
 from weir.core.errors import FieldViolation
+from weir.core.tools import Tool
 from weir_gateway.frontends.bodies.checks import shown
 from weir_gateway.frontends.bodies.function_tools import ToolChoice, is_list_of_tools, one_of, read_tool, tool_use_of
-from weir_gateway.tools.definitions import Tool, ToolUse
+from weir_gateway.tools.definitions import ToolUse
 
 SCHEMA = "input_schema"
 _CHOICES = ("auto", "any", "tool", "none")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.errors import FieldViolation
+from weir.core.tools import MAX_TOOLS, Tool
 from weir_gateway.frontends.bodies.checks import shown
-from weir_gateway.tools.definitions import MAX_TOOLS, Tool, ToolUse
+from weir_gateway.tools.definitions import ToolUse
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from weir.core.errors import FieldViolation
+from weir.core.tools import MAX_TOOLS
 from weir_gateway.frontends.bodies.checks import is_too_long
 from weir_gateway.frontends.bodies.function_tools import arguments_of
 from weir_gateway.requests.client_request import Conversation
-from weir_gateway.tools.definitions import MAX_TOOLS
 
 Turn = dict[str, Any]
 

@@ -22,12 +22,10 @@ from weir.core.errors import (
 from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir_gateway.answers.events import AnswerEvent
-from weir_gateway.answers.formats import MISTRAL_LIST
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.frontends.openai.parts import delta_parts, message_parts, without_reasoning
 from weir_gateway.requests.client_request import Operation, Text
 from weir_gateway.requests.output import OutputDelta
-from weir_gateway.tools.call_ids import CallIds
 
 Json = dict[str, Any]
 
@@ -75,13 +73,6 @@ class Rendering:
         return not (self.has_continuous_usage or self.returns_token_ids or self.drops_output)
 
 
-def call_ids_of(opened: OpenRequest) -> list[CallIds]:
-    """By choice."""
-    tools = opened.checked.model.answer_format.tools
-    is_short = tools is not None and tools.name == MISTRAL_LIST.name
-    return [CallIds(opened.request_id, choice, is_short) for choice in range(len(opened.states))]
-
-
 class AnswerRenderer:
     """Renders the answer to one request: whole, or opening, chunks and closing."""
 
@@ -92,7 +83,7 @@ class AnswerRenderer:
         self._logprobs = LogprobsRenderer(opened.checked.model.tokenizer.token_bytes)
         self._created_unix_s = int(time.time())
         self._has_parts = opened.states[0].output.has_parts
-        self._ids = call_ids_of(opened)
+        self._ids = opened.call_ids()
         self._echoes: dict[int, str] = {}
         """By prompt."""
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from weir.core.errors import FieldViolation
+from weir.core.tools import Tool
 from weir_gateway.frontends.bodies.function_tools import ToolChoice, is_list_of_tools, one_of, read_tool, tool_use_of
-from weir_gateway.tools.definitions import Tool, ToolUse
+from weir_gateway.tools.definitions import ToolUse
 
 _MODES = ("none", "auto", "required")
 _ALLOWED_MODES = ("auto", "required")

@@ -28,7 +28,7 @@ from weir_gateway.frontends.http_body import BodyReader
 from weir_gateway.frontends.http_keys import key_of
 from weir_gateway.frontends.json_parts import MAX_INLINE_ENTRIES, dump_in_parts
 from weir_gateway.frontends.openai.messages import Turn
-from weir_gateway.frontends.openai.render import Json, LogprobsRenderer, call_ids_of
+from weir_gateway.frontends.openai.render import Json, LogprobsRenderer
 from weir_gateway.frontends.openai.schema import parse_body
 from weir_gateway.frontends.responses.items import AnswerItems, turn_of
 from weir_gateway.frontends.responses.render import ResponseEvents, ResponseHead, ResponseState, TokenCounts, kept
@@ -136,7 +136,7 @@ class _Answer:
         self._events = ResponseEvents(self._head)
         self._logprobs = LogprobsRenderer(checked.model.tokenizer.token_bytes)
         self._has_parts = opened.states[0].output.has_parts
-        self._items = AnswerItems(call_ids_of(opened)[0], has_message=not self._has_parts)
+        self._items = AnswerItems(opened.call_ids()[0], has_message=not self._has_parts)
         self._entries: list[Json] = []
         """Of log-probabilities, one a token."""
         self._num_entries = 0

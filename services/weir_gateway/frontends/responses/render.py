@@ -18,11 +18,11 @@ from enum import Enum
 
 from weir.core.errors import InvalidRequest, Overloaded, WeirError
 from weir.core.life import FinishReason
+from weir.core.tools import Tool
 from weir_gateway.frontends.openai.render import Json, error_body
 from weir_gateway.frontends.responses.items import AnswerItems, FunctionCall, Reasoning
 from weir_gateway.frontends.responses.schema import AskedResponse
 from weir_gateway.frontends.typed_events import TextEvents, typed_event, typed_events
-from weir_gateway.tools.definitions import Tool
 
 
 class ResponseStatus(Enum):

@@ -12,7 +12,7 @@ import httpx
 from weir.bench.serving.config import LoadConfig
 from weir.bench.serving.records import ServedRequest, TurnMessage
 from weir.client import AsyncWeirClient, GenerateOptions
-from weir.client.messages import Turn
+from weir.client.chats import Turn
 from weir.core.errors import Overloaded, Unavailable, WeirError
 
 _OPTIONS = {entry.name for entry in fields(GenerateOptions)}

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from weir.wire.v1 import types_pb2 as weir_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17weir/v1/inference.proto\x12\x07weir.v1\x1a\x13weir/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb0\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x17\n\nmin_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cinclude_stop\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\x8c\x04\n\x0eRequestOptions\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04lane\x18\x03 \x01(\t\x12)\n\x08sampling\x18\x04 \x01(\x0b\x32\x17.weir.v1.SamplingParams\x12\x30\n\x0fstop_conditions\x18\x05 \x01(\x0b\x32\x17.weir.v1.StopConditions\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x1a\n\x12skips_prefix_cache\x18\x07 \x01(\x08\x12\x0e\n\x01n\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0ettft_target_ms\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1a\n\ritl_target_ms\x18\n \x01(\rH\x02\x88\x01\x01\x12#\n\x16\x65xpected_output_tokens\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x17\n\x0fidempotency_key\x18\x0e \x01(\t\x12\x18\n\x0bresume_from\x18\x11 \x01(\rH\x04\x88\x01\x01\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x0f \x01(\rH\x05\x88\x01\x01\x12\x1b\n\x13partial_at_deadline\x18\x10 \x01(\x08\x42\x04\n\x02_nB\x11\n\x0f_ttft_target_msB\x10\n\x0e_itl_target_msB\x19\n\x17_expected_output_tokensB\x0e\n\x0c_resume_fromB\x0e\n\x0c_deadline_ms\"}\n\x0fGenerateRequest\x12(\n\x07options\x18\x01 \x01(\x0b\x32\x17.weir.v1.RequestOptions\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x11.weir.v1.TokenIdsH\x00\x42\x08\n\x06prompt\"\xaa\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12,\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x15.weir.v1.FinishReason\x12\x1d\n\x05usage\x18\x06 \x01(\x0b\x32\x0e.weir.v1.Usage\x12\x0e\n\x06\x63hoice\x18\x07 \x01(\r\x12(\n\x08logprobs\x18\x08 \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12/\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12\x14\n\x0cmodel_digest\x18\n \x01(\t\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"_\n\x0b\x43hatRequest\x12(\n\x07options\x18\x01 \x01(\x0b\x32\x17.weir.v1.RequestOptions\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.weir.v1.ChatMessage\"\xa6\x02\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12,\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x15.weir.v1.FinishReason\x12\x1d\n\x05usage\x18\x06 \x01(\x0b\x32\x0e.weir.v1.Usage\x12\x0e\n\x06\x63hoice\x18\x07 \x01(\r\x12(\n\x08logprobs\x18\x08 \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12/\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12\x14\n\x0cmodel_digest\x18\n \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\".\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x13\n\x11ListModelsRequest\"V\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07\x61liases\x18\x04 \x03(\t\"4\n\x12ListModelsResponse\x12\x1e\n\x06models\x18\x01 \x03(\x0b\x32\x0e.weir.v1.Model2\xc8\x02\n\tInference\x12\x41\n\x08Generate\x12\x18.weir.v1.GenerateRequest\x1a\x19.weir.v1.GenerateResponse0\x01\x12\x35\n\x04\x43hat\x12\x14.weir.v1.ChatRequest\x1a\x15.weir.v1.ChatResponse0\x01\x12\x39\n\x06\x43\x61ncel\x12\x16.weir.v1.CancelRequest\x1a\x17.weir.v1.CancelResponse\x12?\n\x08Tokenize\x12\x18.weir.v1.TokenizeRequest\x1a\x19.weir.v1.TokenizeResponse\x12\x45\n\nListModels\x12\x1a.weir.v1.ListModelsRequest\x1a\x1b.weir.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17weir/v1/inference.proto\x12\x07weir.v1\x1a\x13weir/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb0\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x17\n\nmin_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cinclude_stop\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\x8c\x04\n\x0eRequestOptions\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04lane\x18\x03 \x01(\t\x12)\n\x08sampling\x18\x04 \x01(\x0b\x32\x17.weir.v1.SamplingParams\x12\x30\n\x0fstop_conditions\x18\x05 \x01(\x0b\x32\x17.weir.v1.StopConditions\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x1a\n\x12skips_prefix_cache\x18\x07 \x01(\x08\x12\x0e\n\x01n\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0ettft_target_ms\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1a\n\ritl_target_ms\x18\n \x01(\rH\x02\x88\x01\x01\x12#\n\x16\x65xpected_output_tokens\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x17\n\x0fidempotency_key\x18\x0e \x01(\t\x12\x18\n\x0bresume_from\x18\x11 \x01(\rH\x04\x88\x01\x01\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x0f \x01(\rH\x05\x88\x01\x01\x12\x1b\n\x13partial_at_deadline\x18\x10 \x01(\x08\x42\x04\n\x02_nB\x11\n\x0f_ttft_target_msB\x10\n\x0e_itl_target_msB\x19\n\x17_expected_output_tokensB\x0e\n\x0c_resume_fromB\x0e\n\x0c_deadline_ms\"}\n\x0fGenerateRequest\x12(\n\x07options\x18\x01 \x01(\x0b\x32\x17.weir.v1.RequestOptions\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x11.weir.v1.TokenIdsH\x00\x42\x08\n\x06prompt\"\xaa\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12,\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x15.weir.v1.FinishReason\x12\x1d\n\x05usage\x18\x06 \x01(\x0b\x32\x0e.weir.v1.Usage\x12\x0e\n\x06\x63hoice\x18\x07 \x01(\r\x12(\n\x08logprobs\x18\x08 \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12/\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12\x14\n\x0cmodel_digest\x18\n \x01(\t\"|\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12%\n\ntool_calls\x18\x03 \x03(\x0b\x32\x11.weir.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"b\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\x42\x0e\n\x0c_description\"<\n\nToolChoice\x12\x1f\n\x04mode\x18\x01 \x01(\x0e\x32\x11.weir.v1.ToolMode\x12\r\n\x05names\x18\x02 \x03(\t\"\x9d\x02\n\x0b\x43hatRequest\x12(\n\x07options\x18\x01 \x01(\x0b\x32\x17.weir.v1.RequestOptions\x12&\n\x08messages\x18\x02 \x03(\x0b\x32\x14.weir.v1.ChatMessage\x12\x1c\n\x05tools\x18\x03 \x03(\x0b\x32\r.weir.v1.Tool\x12(\n\x0btool_choice\x18\x04 \x01(\x0b\x32\x13.weir.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12!\n\x14max_reasoning_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x42\x16\n\x14_parallel_tool_callsB\x17\n\x15_max_reasoning_tokens\"\xcb\x02\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12,\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x15.weir.v1.FinishReason\x12\x1d\n\x05usage\x18\x06 \x01(\x0b\x32\x0e.weir.v1.Usage\x12\x0e\n\x06\x63hoice\x18\x07 \x01(\r\x12(\n\x08logprobs\x18\x08 \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12/\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12\x14\n\x0cmodel_digest\x18\n \x01(\t\x12#\n\x05parts\x18\x0b \x01(\x0b\x32\x14.weir.v1.AnswerParts\"1\n\x0b\x41nswerParts\x12\"\n\x05parts\x18\x01 \x03(\x0b\x32\x13.weir.v1.AnswerPart\"i\n\nAnswerPart\x12\x11\n\x07\x63ontent\x18\x01 \x01(\tH\x00\x12\x13\n\treasoning\x18\x02 \x01(\tH\x00\x12+\n\ttool_call\x18\x03 \x01(\x0b\x32\x16.weir.v1.ToolCallDeltaH\x00\x42\x06\n\x04part\"`\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\x12\x13\n\x0bis_complete\x18\x05 \x01(\x08\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\".\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x13\n\x11ListModelsRequest\"V\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07\x61liases\x18\x04 \x03(\t\"4\n\x12ListModelsResponse\x12\x1e\n\x06models\x18\x01 \x03(\x0b\x32\x0e.weir.v1.Model*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03\x32\xc8\x02\n\tInference\x12\x41\n\x08Generate\x12\x18.weir.v1.GenerateRequest\x1a\x19.weir.v1.GenerateResponse0\x01\x12\x35\n\x04\x43hat\x12\x14.weir.v1.ChatRequest\x1a\x15.weir.v1.ChatResponse0\x01\x12\x39\n\x06\x43\x61ncel\x12\x16.weir.v1.CancelRequest\x1a\x17.weir.v1.CancelResponse\x12?\n\x08Tokenize\x12\x18.weir.v1.TokenizeRequest\x1a\x19.weir.v1.TokenizeResponse\x12\x45\n\nListModels\x12\x1a.weir.v1.ListModelsRequest\x1a\x1b.weir.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weir.wire.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TOOLMODE']._serialized_start=2759
+  _globals['_TOOLMODE']._serialized_end=2860
   _globals['_TOKENIDS']._serialized_start=57
   _globals['_TOKENIDS']._serialized_end=80
   _globals['_STOPCONDITIONS']._serialized_start=83
@@ -43,25 +45,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATERESPONSE']._serialized_start=916
   _globals['_GENERATERESPONSE']._serialized_end=1214
   _globals['_CHATMESSAGE']._serialized_start=1216
-  _globals['_CHATMESSAGE']._serialized_end=1260
-  _globals['_CHATREQUEST']._serialized_start=1262
-  _globals['_CHATREQUEST']._serialized_end=1357
-  _globals['_CHATRESPONSE']._serialized_start=1360
-  _globals['_CHATRESPONSE']._serialized_end=1654
-  _globals['_CANCELREQUEST']._serialized_start=1656
-  _globals['_CANCELREQUEST']._serialized_end=1691
-  _globals['_CANCELRESPONSE']._serialized_start=1693
-  _globals['_CANCELRESPONSE']._serialized_end=1724
-  _globals['_TOKENIZEREQUEST']._serialized_start=1726
-  _globals['_TOKENIZEREQUEST']._serialized_end=1772
-  _globals['_TOKENIZERESPONSE']._serialized_start=1774
-  _globals['_TOKENIZERESPONSE']._serialized_end=1811
-  _globals['_LISTMODELSREQUEST']._serialized_start=1813
-  _globals['_LISTMODELSREQUEST']._serialized_end=1832
-  _globals['_MODEL']._serialized_start=1834
-  _globals['_MODEL']._serialized_end=1920
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1922
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1974
-  _globals['_INFERENCE']._serialized_start=1977
-  _globals['_INFERENCE']._serialized_end=2305
+  _globals['_CHATMESSAGE']._serialized_end=1340
+  _globals['_TOOLCALL']._serialized_start=1342
+  _globals['_TOOLCALL']._serialized_end=1397
+  _globals['_TOOL']._serialized_start=1399
+  _globals['_TOOL']._serialized_end=1497
+  _globals['_TOOLCHOICE']._serialized_start=1499
+  _globals['_TOOLCHOICE']._serialized_end=1559
+  _globals['_CHATREQUEST']._serialized_start=1562
+  _globals['_CHATREQUEST']._serialized_end=1847
+  _globals['_CHATRESPONSE']._serialized_start=1850
+  _globals['_CHATRESPONSE']._serialized_end=2181
+  _globals['_ANSWERPARTS']._serialized_start=2183
+  _globals['_ANSWERPARTS']._serialized_end=2232
+  _globals['_ANSWERPART']._serialized_start=2234
+  _globals['_ANSWERPART']._serialized_end=2339
+  _globals['_TOOLCALLDELTA']._serialized_start=2341
+  _globals['_TOOLCALLDELTA']._serialized_end=2437
+  _globals['_CANCELREQUEST']._serialized_start=2439
+  _globals['_CANCELREQUEST']._serialized_end=2474
+  _globals['_CANCELRESPONSE']._serialized_start=2476
+  _globals['_CANCELRESPONSE']._serialized_end=2507
+  _globals['_TOKENIZEREQUEST']._serialized_start=2509
+  _globals['_TOKENIZEREQUEST']._serialized_end=2555
+  _globals['_TOKENIZERESPONSE']._serialized_start=2557
+  _globals['_TOKENIZERESPONSE']._serialized_end=2594
+  _globals['_LISTMODELSREQUEST']._serialized_start=2596
+  _globals['_LISTMODELSREQUEST']._serialized_end=2615
+  _globals['_MODEL']._serialized_start=2617
+  _globals['_MODEL']._serialized_end=2703
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2705
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2757
+  _globals['_INFERENCE']._serialized_start=2863
+  _globals['_INFERENCE']._serialized_end=3191
 # @@protoc_insertion_point(module_scope)

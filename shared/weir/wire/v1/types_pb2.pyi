@@ -67,6 +67,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """The client cancelled, went away or its deadline passed."""
     FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 4
     """The deadline passed, and the client wanted what there was by then."""
+    FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 5
+    """The answer ended after calls of tools, which the client is to run. Only in chats; workers say STOP."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a stream of tokens ended."""
@@ -81,6 +83,8 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 """The client cancelled, went away or its deadline passed."""
 FINISH_REASON_DEADLINE: FinishReason.ValueType  # 4
 """The deadline passed, and the client wanted what there was by then."""
+FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 5
+"""The answer ended after calls of tools, which the client is to run. Only in chats; workers say STOP."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -353,22 +357,26 @@ class Usage(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Tokens of the rendered prompt."""
     num_output_tokens: _builtins.int
     """Tokens sent to the client, a final stop token included."""
     num_cached_tokens: _builtins.int
     """Of the prompt's tokens, those that were found in the prefix cache."""
+    num_reasoning_tokens: _builtins.int
+    """Of the output tokens, those of reasoning, markers included. 0 of a model that is not known to reason."""
     def __init__(
         self,
         *,
         num_prompt_tokens: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
         num_cached_tokens: _builtins.int = ...,
+        num_reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reasoning_tokens", b"num_reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
