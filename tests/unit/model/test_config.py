@@ -75,7 +75,7 @@ def test_the_ends_of_generation_config_win(tiny: TinyLlama, tmp_path: Path) -> N
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"model_type": "mistral", "attention_bias": True}, "attention_bias True is not supported, only False"),
         ({"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported.*from GGUF files"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8' is not supported.*'gptq'.*GGUF files"),
         ({"mlp_bias": True}, "mlp_bias True"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn' is not supported.*'linear' and 'llama3'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "dynamic"}}, "rope_type 'dynamic' is not supported"),

@@ -16,6 +16,7 @@ from weir.model.architecture import (
 )
 from weir.model.errors import ModelError
 from weir.model.files.embedding_scale import FloatType, embedding_scale
+from weir.model.files.quantization import quant_scheme
 
 _HF_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 """Values of `model_type`."""
@@ -103,13 +104,7 @@ def _refuse_hf_variants(config: "_HfConfig") -> None:
         value = config.fields.get(name, config.rope_parameters().get(name, supported))
         if value is not None and value != supported:
             raise ModelError(f"{config.path}: {name} {value!r} is not supported, only {supported!r}")
-    quantization = config.fields.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ModelError(
-            f"{config.path}: quantization_config.quant_method {method!r} is not supported; Weir reads folders of "
-            "float32, float16 and bfloat16 weights, and quantized weights from GGUF files"
-        )
+    quant_scheme(config.path, config.fields)
 
 
 def _sliding_window(config: "_HfConfig") -> SlidingWindow | None:

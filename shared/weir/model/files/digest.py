@@ -8,6 +8,7 @@ import xxhash
 from weir.core.device import Arithmetic, Device, Precision
 from weir.kv.geometry import PAGE_LAYOUT, PAGE_TOKENS, TOKEN_MAJOR_PAGE_LAYOUT
 from weir.model.files.config import load_model_config
+from weir.model.files.quantization import folder_scheme
 from weir.model.files.safetensors import safetensors_files
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.precision import choose_arithmetic
@@ -44,6 +45,8 @@ def model_digest(
     digest = xxhash.xxh3_128()
     # a dummy has no bytes: its kind and its configuration are all that there is to it
     digest.update(repr((source.kind, config, computed_in, PAGE_TOKENS, page_layout)).encode())
+    if source.kind is ModelKind.HF_FOLDER and (scheme := folder_scheme(source.path)) is not None:
+        digest.update(repr(scheme).encode())  # the same bytes are other weights by another one
     for path in _weight_files(source):
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:

@@ -1,8 +1,10 @@
 """Tensors of a Hugging Face folder: one or more safetensors files. numpy only, so bfloat16 is widened here."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,8 @@ INDEX_NAME = "model.safetensors.index.json"
 StoredValues = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.int16]
 """As a file has them. numpy has no bfloat16: int16 are its bits."""
 _STORED = {"F32": "<f4", "F16": "<f2", "BF16": "<i2"}
+_INTEGERS = {"I8": "<i1", "I32": "<i4", "I64": "<i8"}
+"""Of quantized weights. No I16, whose type in numpy is taken for bfloat16."""
 
 
 def safetensors_files(folder: Path) -> list[Path]:
@@ -62,10 +66,12 @@ class _Entry:
 class SafetensorsFolder:
     """All safetensors files of a folder as one set of tensors."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_integers: bool = False) -> None:
+        """`has_integers`: some tensors may be of integers, which `stored` gives."""
         self._entries: dict[str, _Entry] = {}
+        dtypes = (*_SUPPORTED, *(_INTEGERS if has_integers else ()))
         for path in safetensors_files(folder):
-            for name, entry in _read_header(path).items():
+            for name, entry in _read_header(path, dtypes).items():
                 if name in self._entries:
                     raise ModelError(f"{path}: tensor {name} is in {self._entries[name].path.name} too")
                 self._entries[name] = entry
@@ -73,28 +79,32 @@ class SafetensorsFolder:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: entry.shape for name, entry in self._entries.items()}
 
+    def dtype(self, name: str) -> str:
+        """In the words of the format: F32, BF16, I32 …"""
+        return self._entries[name].dtype
+
     def read(self, name: str) -> npt.NDArray[np.float32]:
-        stored = self._stored(name)
+        stored = self.stored(name)
         if stored.dtype == np.int16:  # bfloat16 is the upper half of a float32
             return (stored.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         return np.array(stored, dtype=np.float32)
 
     def try_view(self, name: str) -> StoredValues | None:
-        return self._stored(name)
-
-    def _stored(self, name: str) -> StoredValues:
-        """Writes to it, which nobody makes, would be this process's own."""
-        entry = self._entries[name]
-        mapped = np.memmap(entry.path, dtype=_STORED[entry.dtype], mode="c", offset=entry.offset, shape=entry.shape)
-        stored: StoredValues = np.asarray(mapped)
+        stored: StoredValues = self.stored(name)
         return stored
+
+    def stored(self, name: str) -> npt.NDArray[Any]:
+        """Mapped. Writes to it, which nobody makes, would be this process's own."""
+        entry = self._entries[name]
+        dtype = (_STORED | _INTEGERS)[entry.dtype]
+        return np.asarray(np.memmap(entry.path, dtype=dtype, mode="c", offset=entry.offset, shape=entry.shape))
 
     def try_read_blocks(self, name: str) -> QuantBlocks | None:
         """None: these files hold floating-point numbers."""
         return None
 
 
-def _read_header(path: Path) -> dict[str, _Entry]:
+def _read_header(path: Path, dtypes: Sequence[str]) -> dict[str, _Entry]:
     """8 bytes of length, a JSON object of tensors, their data: https://huggingface.co/docs/safetensors"""
     try:
         with safe_open(path, framework="np"):  # the library's checks: sizes, overlaps, the end of the file
@@ -107,8 +117,8 @@ def _read_header(path: Path) -> dict[str, _Entry]:
     header.pop("__metadata__", None)
     entries = {}
     for name, fields in header.items():
-        if fields["dtype"] not in _SUPPORTED:
-            raise ModelError(f"{path}: tensor {name} is {fields['dtype']}; Weir reads {', '.join(_SUPPORTED)}")
+        if fields["dtype"] not in dtypes:
+            raise ModelError(f"{path}: tensor {name} is {fields['dtype']}; Weir reads {', '.join(dtypes)}")
         offset = 8 + header_bytes + fields["data_offsets"][0]
         entries[name] = _Entry(path, fields["dtype"], tuple(fields["shape"]), offset)
     return entries

@@ -4,6 +4,8 @@ from weir.model.architecture import ModelConfig, tensor_shapes
 from weir.model.errors import ModelError
 from weir.model.files.arranged import ArrangedTensors
 from weir.model.files.dummy import DummyTensors
+from weir.model.files.quantization import folder_scheme
+from weir.model.files.quantized_folder import QuantizedFolder
 from weir.model.files.safetensors import SafetensorsFolder
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.files.tensor_file import TensorFile
@@ -29,7 +31,12 @@ def _open(source: ModelSource, config: ModelConfig) -> TensorFile:
         return ArrangedTensors(GgufTensors(source.path, config), config, has_offset_norms=False)
     if source.kind is ModelKind.DUMMY:
         return DummyTensors(config)
-    return ArrangedTensors(SafetensorsFolder(source.path), config, has_offset_norms=config.offset_norms)
+    scheme = folder_scheme(source.path)
+    if scheme is None:
+        file: TensorFile = SafetensorsFolder(source.path)
+    else:
+        file = QuantizedFolder(source.path, scheme, tensor_shapes(config))
+    return ArrangedTensors(file, config, has_offset_norms=config.offset_norms)
 
 
 def _check_shapes(
