@@ -1,6 +1,7 @@
 """GPTQ, AWQ and compressed-tensors folders give exactly the weights that they hold, on every path."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,9 +117,9 @@ of_each = pytest.mark.parametrize("checkpoint", ONE_OF_EACH, ids=lambda checkpoi
 @of_each
 def test_other_architectures_keep_their_biases_and_fused_matrices(checkpoint: Checkpoint, tmp_path: Path) -> None:
     ids = prompt_ids(40, seed=1)
-    changes = {"pad_token_id": 0, "sliding_window": None}
+    changes: dict[str, Any] = {"pad_token_id": 0, "sliding_window": None}
     for config_class in (transformers.Qwen2Config, transformers.Qwen3Config, transformers.Phi3Config):
-        phi = changes if config_class is transformers.Phi3Config else {}
+        phi: dict[str, Any] = changes if config_class is transformers.Phi3Config else {}
         saved = save_checkpoint(tmp_path / config_class.__name__, checkpoint, config_class, **phi)
         found = LogitsProbe(saved.source).run_alone(chunk(0, ids, 0, 40, TABLE))
         torch.testing.assert_close(found, saved.logits(ids), atol=1e-4, rtol=0)

@@ -94,7 +94,7 @@ class QuantMatrix:
 
     @property
     def _group_columns(self) -> int:
-        return self.integers.shape[1] // self.scales.shape[1]
+        return int(self.integers.shape[1] // self.scales.shape[1])
 
 
 def _are_halves(values: Floats) -> bool:
