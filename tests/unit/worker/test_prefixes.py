@@ -250,6 +250,8 @@ async def test_many_turns_at_once_with_cancels_leak_nothing(rig: Rig, streams: S
                 await stream.send(cancel=cancel_command(start))
     await rig.wait_idle()
     # were all read at the same time, none found what another had left
-    await begin(streams, start_command(rig.decode.worker_id, prompt_token_ids=texts[1](1), max_tokens=3))
+    again = start_command(rig.decode.worker_id, prompt_token_ids=texts[1](1), max_tokens=3)
+    await begin(streams, again)
+    await streams[1].receive_all(again.request_id)
     await rig.wait_idle()
     assert rig.prefill.metrics()["prompt_tokens_cached_total"] > 0
