@@ -56,8 +56,18 @@ def is_port_free(host: str, port: int) -> bool:
     return True
 
 
+def _is_held(host: str, port: int) -> bool:
+    """Also by `hold_port` of another program, whose server would find somebody there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as claim:
+        try:
+            claim.bind((host.strip("[]"), port))  # without SO_REUSEADDR: refused beside any other
+        except OSError:
+            return True
+    return False
+
+
 class PortDealer:
-    """Gives each of `ports` once at most, in an order of chance, if it is free then."""
+    """Gives each of `ports` once at most, in an order of chance, if nobody holds it then."""
 
     def __init__(self, ports: Collection[int], rng: random.Random) -> None:
         self._left = rng.sample(list(ports), len(ports))
@@ -66,7 +76,7 @@ class PortDealer:
         """Raises NoFreePort."""
         while self._left:
             port = self._left.pop()
-            if is_port_free(host, port):
+            if not _is_held(host, port):
                 return port
         raise NoFreePort(f"no port of {host} that this process has not given yet is free")
 

@@ -58,6 +58,15 @@ def test_a_dealer_passes_over_what_is_in_use_and_ends_by_name() -> None:
             dealer.deal()
 
 
+def test_a_port_that_another_program_holds_is_not_dealt() -> None:
+    free, held = free_port(), free_port()
+    with hold_port(LOOPBACK, held):
+        dealer = PortDealer([free, held], random.Random(0))
+        assert dealer.deal() == free
+        with pytest.raises(NoFreePort):
+            dealer.deal()
+
+
 def test_a_server_starts_and_restarts_at_a_port_that_is_held_for_it() -> None:
     port = free_port()
     with hold_port(LOOPBACK, port):
