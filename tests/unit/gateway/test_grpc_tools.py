@@ -135,7 +135,9 @@ def test_wherever_the_stream_is_cut_the_parts_join_to_the_same_answer(text: str,
         messages = [parts_to_pb(some, str) for some in (*events, parser.finish())]
         return ChatAnswer.of(part for message in messages for part in parts_from_pb(message))
 
-    assert answer(sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})) == answer([0, len(text)])
+    whole = answer([0, len(text)])
+    assert answer(sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})) == whole
+    assert [call.is_complete for call in whole.tool_calls] == [text != PARIS[:-20]] * len(whole.tool_calls)
 
 
 async def test_a_stream_that_is_gone_on_with_has_the_rest_of_the_parts(world: World, client: AsyncWeirClient) -> None:

@@ -64,8 +64,8 @@ _NUM_TURNS = 4
 
 def emit_configure_tiles(builder: ir.IRBuilder) -> None:
     """For calls of `amx_function`, of this thread, until `emit_release`."""
-    sizes = {_TOTALS: (TILE_ROWS, TILE_ROW_BYTES), _ROWS: (TILE_ROWS, GROUP), _WEIGHTS: (_QUADS, TILE_ROW_BYTES)}
-    emit_configure(builder, [TileSize(emit_index(rows), num_bytes) for _, (rows, num_bytes) in sorted(sizes.items())])
+    sizes = (TILE_ROWS, TILE_ROW_BYTES), (TILE_ROWS, GROUP), (_QUADS, TILE_ROW_BYTES)  # by the tiles' numbers
+    emit_configure(builder, [TileSize(emit_index(num_rows), row_bytes) for num_rows, row_bytes in sizes])
 
 
 def amx_function(module: ir.Module, kind: WeightKind) -> ir.Function:

@@ -23,14 +23,14 @@ _POINTER = _INT8.as_pointer()
 
 @dataclass(frozen=True, slots=True)
 class TileSize:
-    """`num_rows` i64 in 1 … 16, also of a tile that is not used: with 0 the whole configuration is refused."""
+    """`num_rows` i64 in 1 … 16: with 0 the whole configuration is refused."""
 
     num_rows: ir.Value
     row_bytes: int
 
 
 def emit_configure(builder: ir.IRBuilder, tiles: Sequence[TileSize]) -> None:
-    """Gives this thread's tiles their sizes, from tile 0 on. All become zero."""
+    """Gives this thread's tiles their sizes, from tile 0 on; others have none. All become zero."""
     with builder.goto_entry_block():
         memory = builder.alloca(_INT8, _CONFIG_BYTES)
         memory.align = _CONFIG_BYTES
