@@ -6,6 +6,7 @@ import sys
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.core.clock import SystemClock
+from weir.rpc.access import Callers
 from weir.runtime.config import load_config
 from weir.runtime.process_tuning import short_collections
 from weir.runtime.service import ServiceContext, run_service
@@ -36,6 +37,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
         request_shutdown=context.request_shutdown,
     )
     gate = OperatorGate(component.leader_admins)
+    context.access.answer(Callers.OPERATOR, gate.check)
     scheduling_pb2_grpc.add_SchedulingServicer_to_server(SchedulingServicer(gate), context.grpc_server)
     context.admin.answer_operators(WorkerOperations(gate))
     return component

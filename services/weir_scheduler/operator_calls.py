@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc.aio
 
-from weir.core.credentials import try_read_key
+from weir.rpc.access import RpcCaller, shown_key
 from weir.runtime.admin import Context
 from weir.wire.v1 import admin_pb2, scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.scheduling_admin import SchedulingAdmin
@@ -30,10 +30,14 @@ class OperatorGate:
         """`leader_admins` raises Unavailable while this scheduler does not lead."""
         self._leader_admins = leader_admins
 
+    def check(self, caller: RpcCaller) -> None:
+        """For the door of the port. Raises as `admit`."""
+        self._leader_admins().scheduling.check_operator(caller.key)
+
     def admit(self, context: _Context) -> LeaderAdmins:
         """For whoever calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
         admins = self._leader_admins()
-        admins.scheduling.check_operator(_shown_key(context))
+        admins.scheduling.check_operator(shown_key(context))
         return admins
 
 
@@ -84,8 +88,3 @@ class WorkerOperations:
         same = scheduling_pb2.SetLimitsRequest(settings=request.settings)
         answer = await self._gate.admit(context).scheduling.set_limits(same)
         return admin_pb2.AdminSetLimitsResponse(changes=answer.changes)
-
-
-def _shown_key(context: _Context) -> str | None:
-    headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-    return try_read_key(headers.get("authorization", ""), headers.get("x-api-key", ""))

@@ -15,6 +15,8 @@ from opentelemetry import trace
 
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
 from weir.model.errors import ModelError
+from weir.rpc.access import Callers
+from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.runtime.config import ConfigError, ServiceConfig, load_config, setting
 from weir.runtime.service import Description, ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
@@ -105,12 +107,15 @@ async def build(context: ServiceContext[FakeConfig]) -> FakeService:
     service = FakeService(context)  # type: ignore[abstract]  # what it lacks is UNIMPLEMENTED
     context.resources.callback(service.release)
     inference_pb2_grpc.add_InferenceServicer_to_server(service, context.grpc_server)
+    for callers in (Callers.TENANT, Callers.OPERATOR):
+        context.access.answer(callers, lambda _: None)
     return service
 
 
 def main() -> int:
     config = load_config(FakeConfig, sys.argv[1:], environ=os.environ)
-    return run_service("gateway", config, build, ["weir.v1.Inference"])
+    guard = PortGuard(PortLimits(1 << 20, max_calls=64), BodyBudget(1 << 26))
+    return run_service("gateway", config, build, ["weir.v1.Inference"], guard)
 
 
 if __name__ == "__main__":
