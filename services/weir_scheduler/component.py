@@ -15,6 +15,7 @@ from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
 from weir.core.errors import Unavailable
 from weir.core.tasks import end_tasks
+from weir.runtime.change_log import ChangeLog
 from weir.runtime.service import Description
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
@@ -70,7 +71,9 @@ class SchedulerComponent:
         tracer: Tracer,
         clock: Clock,
         request_shutdown: Callable[[str], None],
+        changes: ChangeLog | None = None,
     ) -> None:
+        self.changes = changes or ChangeLog(None, scheduler_id)
         self._connect = connect
         self._scheduler_id = scheduler_id
         self._settings = settings
@@ -122,7 +125,7 @@ class SchedulerComponent:
     def describe(self) -> Description:
         """A standby has nothing but `is_leader` 0 and how often it was deposed. One that leads and cannot write the
         leader key has `is_leader` 0 too, beside its numbers."""
-        deposed = {"depositions_total": float(self._num_depositions)}
+        deposed = {"depositions_total": float(self._num_depositions), **self.changes.metrics()}
         if self._leader is None:
             return Description({"is_leader": 0.0, **deposed})
         shell, is_stuck = self._leader.shell, bool(self._leader.leadership.stuck_reason)
@@ -206,7 +209,7 @@ class SchedulerComponent:
         source = LimitsSource(Path(settings.limits_file)) if settings.limits_file else None
         own_digests = self._operators.own_digests
         effective_limits = EffectiveLimits(settings.limits, settings.policy, own_admin_digests=own_digests)
-        keeper = LimitsKeeper(effective_limits, source, bucket, epoch)
+        keeper = LimitsKeeper(effective_limits, source, bucket, epoch, changes=self.changes)
         await keeper.load()
         return keeper
 
