@@ -26,6 +26,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from opentelemetry.trace import Tracer
 
 from weir.core.errors import WeirError
+from weir.core.trusted_folder import UntrustedFolder
 from weir.model.errors import ModelError
 from weir.rpc.access import Port, RpcAccess
 from weir.rpc.port_guard import PortGuard
@@ -145,7 +146,7 @@ def run_service(
     gate: PortGuard | None = None,
 ) -> int:
     """Runs one process from start to end and returns its exit code: 0 after a signal, 1 when it could not go on, 2 for
-    a setting or a model that cannot be used: a ConfigError or ModelError, which another start would meet again.
+    a setting, a model or a folder of kernels that cannot be used, which another start would meet again.
 
     `service_names` are the full gRPC names that the component serves; health reports each of them. `gate`: of a
     process whose port clients reach.
@@ -272,7 +273,7 @@ class _Service(Generic[_ConfigT]):
         """The exit code of a start-up that failed: one clear line in the log, a traceback only if it is a defect."""
         try:
             await starting
-        except (ConfigError, ModelError) as error:
+        except (ConfigError, ModelError, UntrustedFolder) as error:
             _log.error("could not start: %s", error)
             return _EXIT_USAGE
         except (WeirError, OSError) as error:

@@ -14,6 +14,7 @@ from typing import Any
 from opentelemetry import trace
 
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
+from weir.core.trusted_folder import UntrustedFolder
 from weir.model.errors import ModelError
 from weir.rpc.access import Callers
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
@@ -104,6 +105,8 @@ async def build(context: ServiceContext[FakeConfig]) -> FakeService:
         raise ConfigError("arena_bytes 5: too small")
     if context.config.fail == "model":
         raise ModelError("no model 'm'")
+    if context.config.fail == "folder":
+        raise UntrustedFolder("/cache/kernels has mode 0777")
     service = FakeService(context)  # type: ignore[abstract]  # what it lacks is UNIMPLEMENTED
     context.resources.callback(service.release)
     inference_pb2_grpc.add_InferenceServicer_to_server(service, context.grpc_server)
