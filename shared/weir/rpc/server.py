@@ -170,7 +170,10 @@ class TraceContextGuard(Guard):
             return
         name = method.removeprefix("/")
         attributes = {"rpc.system.name": "grpc", "rpc.method": name}
-        with self._tracer.start_as_current_span(name, kind=SpanKind.SERVER, attributes=attributes):
+        # Not the exception itself, whose message and traceback may repeat what a client sent.
+        with self._tracer.start_as_current_span(
+            name, kind=SpanKind.SERVER, attributes=attributes, record_exception=False
+        ):
             yield
 
 

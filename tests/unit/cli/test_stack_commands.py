@@ -325,8 +325,9 @@ def test_every_command_has_a_help_text(tmp_path: Path, command: str) -> None:
 def test_changes_of_operators_are_printed_of_an_instance_that_has_ended_too(tmp_path: Path) -> None:
     paths = InstancePaths(tmp_path / "a")
     paths.make()
-    for process, number in (("scheduler-0", 2), ("supervisor", 1)):
-        log = ChangeLog(paths.changes_file(process), process, now_s=lambda number=number: float(number))
+    seconds = iter((2.0, 1.0))
+    for process in ("scheduler-0", "supervisor"):
+        log = ChangeLog(paths.changes_file(process), process, now_s=lambda: next(seconds))
         log.write(Change("here", "set policy", "policy", "done", "fcfs", "srtf"))
     shown = weir(tmp_path, "audit", "--changes", "--instance", "a")
     assert shown.returncode == 0

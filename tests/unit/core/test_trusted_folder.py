@@ -1,6 +1,8 @@
 """Kernels are loaded from folders that nobody else can write to; any other is refused, with what to do."""
 
+import grp
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,11 +78,11 @@ def test_the_group_of_the_same_name_with_nobody_else_in_it_may_write(
 ) -> None:
     cache.chmod(0o775)
     for members, is_good in (([], True), (["ada"], True), (["ada", "eve"], False)):
-        monkeypatch.setattr(trusted_folder.pwd, "getpwuid", lambda uid: _Named(pw_name="ada"))
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: _Named(pw_name="ada"))
         group = _Named(gr_name="ada", gr_mem=members)
-        monkeypatch.setattr(trusted_folder.grp, "getgrgid", lambda gid, group=group: group)
+        monkeypatch.setattr(grp, "getgrgid", lambda gid, group=group: group)
         assert refuses(lambda: check(cache)) != is_good
-    monkeypatch.setattr(trusted_folder.grp, "getgrgid", lambda gid: _Named(gr_name="users", gr_mem=[]))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: _Named(gr_name="users", gr_mem=[]))
     assert refuses(lambda: check(cache))
 
 

@@ -1,7 +1,7 @@
 """Whether a port lets somebody call a method, whatever comes of the call."""
 
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import grpc
 import grpc.aio
@@ -25,7 +25,7 @@ async def outcome_of(channel: grpc.aio.Channel, method: str, key: str) -> Outcom
         yield b""
 
     # On the wire a single request is a stream of one.
-    call: Any = channel.stream_stream(f"/{method}")(one(), metadata=key_metadata(key), timeout=_WAIT_S)
+    call: Any = cast("Any", channel.stream_stream(f"/{method}"))(one(), metadata=key_metadata(key), timeout=_WAIT_S)
     code, details = grpc.StatusCode.OK, ""
     try:
         await call.read()

@@ -68,7 +68,7 @@ async def served(access: RpcAccess, methods: Iterable[str], address: str) -> Asy
     await server.stop(None)
 
 
-def test_every_method_of_the_protocol_is_in_the_table_and_no_other() -> None:
+async def test_every_method_of_the_protocol_is_in_the_table_and_no_other() -> None:
     add_reflection([], make_server())  # brings its file along
     assert len(OWN) >= 5
     assert sorted(methods_of(SERVICES)) == sorted(RPC_CALLERS)
