@@ -125,12 +125,13 @@ class SchedulerComponent:
     def describe(self) -> Description:
         """A standby has nothing but `is_leader` 0 and how often it was deposed. One that leads and cannot write the
         leader key has `is_leader` 0 too, beside its numbers."""
-        deposed = {"depositions_total": float(self._num_depositions), **self.changes.metrics()}
+        deposed = {"depositions_total": float(self._num_depositions)}
         if self._leader is None:
             return Description({"is_leader": 0.0, **deposed})
         shell, is_stuck = self._leader.shell, bool(self._leader.leadership.stuck_reason)
         standing = {"is_leader": float(not is_stuck), "leader_key_is_stuck": float(is_stuck)}
-        own = {**standing, "operators_refused_total": float(self._operators.num_refused), **deposed}
+        refused = {"operators_refused_total": float(self._operators.num_refused)}
+        own = {**standing, **refused, **self.changes.metrics(), **deposed}
         return Description({**shell.metrics(), **self._leader.keeper.metrics(), **own}, shell.check_integrity)
 
     async def _lead_for_ever(self, bus: Bus, bucket: KvBucket) -> None:

@@ -128,6 +128,12 @@ class RpcAccess:
         entry = self._table.get(method.removeprefix("/"))
         return None if entry is None else entry[self._column]
 
+    def admit(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        """As `check`, of a call."""
+        callers = self.callers_of(method)
+        if callers is None or self._checks.get(callers) is not _let_in:  # else nobody need know who calls
+            self.check(RpcCaller.of(method, context))
+
     def check(self, caller: RpcCaller) -> None:
         """Raises WeirError for who is not let in."""
         callers = self.callers_of(caller.method)

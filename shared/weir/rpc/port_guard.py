@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, Overloaded, WeirError
-from weir.rpc.access import Callers, Port, RpcAccess, RpcCaller
+from weir.rpc.access import Callers, Port, RpcAccess
 from weir.rpc.errors import abort_with
 
 if TYPE_CHECKING:  # these are generic in their stubs only
@@ -215,7 +215,7 @@ class _Call:
     ) -> Any:
         """What the handler takes. Errors become statuses here; the handler's own do in the other interceptors."""
         try:
-            self._guard.access.check(RpcCaller.of(self._method, context))
+            self._guard.access.admit(self._method, context)
             counted.enter_context(self._guard.counted(self._kind))
             return requests if self._reads_itself else self._deserialize(await self._read(context))
         except WeirError as error:

@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanKind, Tracer
 
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable, WeirError
 from weir.core.trace_context import extract
-from weir.rpc.access import RpcAccess, RpcCaller
+from weir.rpc.access import RpcAccess
 from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from weir.rpc.errors import abort_with
 from weir.rpc.port_guard import PortLimits, handler_kind
@@ -140,7 +140,7 @@ class AccessGuard(Guard):
     async def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AsyncIterator[None]:
         del is_unary
         try:
-            self._access.check(RpcCaller.of(method, context))
+            self._access.admit(method, context)
         except WeirError as error:
             await abort_with(context, error)
         yield
