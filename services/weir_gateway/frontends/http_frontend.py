@@ -126,7 +126,7 @@ class HttpFrontend:
             case Callers.TENANT:
                 return self._answering(self._admit_tenant, answer)
             case Callers.OPERATOR:
-                return self._answering(self._admit_tenant, answer)
+                return self._answering(self._admit_operator, answer)
             case _:
                 logger.error("%s %s: not in the table of who may call what (http_access.py); nobody may", method, path)
                 return self._answering(_admit_nobody, answer)

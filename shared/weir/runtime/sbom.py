@@ -60,9 +60,9 @@ def _ref(name: str, one: Distribution) -> str:
 
 def _licenses(one: Distribution) -> list[dict[str, Any]]:
     metadata = one.metadata
-    if metadata.get("License-Expression"):
-        return [{"expression": metadata["License-Expression"]}]
-    said = (metadata.get("License") or "").strip()
+    for expression in metadata.get_all("License-Expression") or []:
+        return [{"expression": expression}]
+    [said, *_] = [line.strip() for line in metadata.get_all("License") or [""]]
     if said and "\n" not in said and len(said) <= _MAX_LICENSE_CHARS:  # else it is the text of one
         return [{"license": {"name": said}}]
     classifiers = metadata.get_all("Classifier") or []
