@@ -73,6 +73,7 @@ class OperatorGate:
             admins.scheduling.check_operator(caller.key)
         except (Unauthenticated, PermissionDenied) as error:
             actor = admins.scheduling.actor_of(caller)
+            self._changes.write_failure(actor, "call", [caller.method], error, new_correlation_id())
             raise
         return admins
 

@@ -129,3 +129,18 @@ def test_who_is_of_this_host(peer: str, is_here: bool) -> None:
     refusal = contextlib.nullcontext() if is_here else pytest.raises(PermissionDenied, match="of this host")
     with refusal:
         RpcAccess(Port.INNER).check(caller)
+
+
+async def test_a_handler_of_which_nothing_would_be_asked_is_not_served() -> None:
+    """A synchronous one, which no guard can wrap."""
+    server = make_server([AccessGuard(inner_access())])
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: b"served")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("weir.v1.Admin", {"Drain": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call: Any = channel.unary_unary("/weir.v1.Admin/Drain")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(b"", timeout=10)
+    await server.stop(None)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
