@@ -12,10 +12,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import weir
+from weir.core.addresses import is_loopback
 from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, PermissionDenied, WeirError
 from weir.core.trace_context import extract
-from weir.rpc.access import Callers, is_loopback
+from weir.rpc.access import Callers
 from weir.rpc.port_guard import BodyBudget
 from weir.telemetry.exposition import is_openmetrics
 from weir_gateway.access import Caller

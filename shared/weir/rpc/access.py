@@ -8,7 +8,6 @@ an operator, the leading scheduler its limits. Where a kind is served by a port 
 is let in. The table of the HTTP port lies beside its frontend, `weir_gateway.frontends.http_access`.
 """
 
-import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +17,7 @@ from urllib.parse import unquote
 import grpc.aio
 from google.protobuf import descriptor_pool
 
+from weir.core.addresses import is_loopback
 from weir.core.credentials import try_read_key
 from weir.core.errors import PermissionDenied
 
@@ -101,7 +101,7 @@ class RpcCaller:
         kind, _, where = self.peer.partition(":")
         if kind == "unix":
             return True
-        return kind in ("ipv4", "ipv6") and is_loopback(unquote(where).rpartition(":")[0].strip("[]"))
+        return kind in ("ipv4", "ipv6") and is_loopback(unquote(where).rpartition(":")[0])
 
 
 CheckCaller = Callable[[RpcCaller], object]
@@ -167,16 +167,6 @@ def shown_key(context: "grpc.aio.ServicerContext[Any, Any]") -> str | None:
     """The key that a call carries."""
     headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     return try_read_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
-
-
-def is_loopback(host: str) -> bool:
-    """An address, not a name."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 def _let_in(caller: RpcCaller) -> None:

@@ -128,7 +128,8 @@ async def test_a_route_without_an_entry_is_refused_to_everybody_and_told_at_the_
     assert newcomer.asked == []
 
 
-def test_health_is_the_only_service_that_is_open() -> None:
+async def test_health_is_the_only_service_that_is_open(guarded: World) -> None:
+    del guarded  # who serves it has loaded what reflection is
     access = RpcAccess(Port.PUBLIC)
     assert {m for m in methods_of(SERVED) if access.callers_of(m) is Callers.OPEN} == {
         *methods_of([health.SERVICE_NAME])

@@ -134,7 +134,7 @@ def test_who_is_of_this_host(peer: str, is_here: bool) -> None:
 async def test_a_handler_of_which_nothing_would_be_asked_is_not_served() -> None:
     """A synchronous one, which no guard can wrap."""
     server = make_server([AccessGuard(inner_access())])
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: b"served")
+    handler: Any = grpc.unary_unary_rpc_method_handler(lambda request, context: b"served")
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("weir.v1.Admin", {"Drain": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
