@@ -32,7 +32,8 @@ class Callers(Enum):
     OPERATOR = "operator"
     """Who shows an operator's key, once anybody has a key."""
     PEER = "peer"
-    """A process of the stack. Today that is whoever reaches its port: they do not prove yet who they are."""
+    """A process of the stack. Today that is whoever reaches the port: on one machine this user alone, by a socket in a
+    folder of its own; across machines they do not prove yet who they are."""
     HERE = "here"
     """A process of this host."""
 
