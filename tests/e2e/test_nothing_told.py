@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tests.unit.gateway.marked import ANSWER, MARKS, PROMPT, ask_everything
 
+from weir.bus.nats_users import NATS_ROLES
 from weir.core.credentials import key_digest, make_key
 from weir.runtime.change_log import read_changes
 from weir.runtime.stack.paths import InstancePaths
@@ -64,7 +65,8 @@ async def test_prompts_answers_and_keys_are_in_no_log_no_span_and_no_command_lin
     paths = InstancePaths(keyed.runtime_dir.resolve() / keyed.instance)
     own_key = paths.try_read_admin_key()
     assert own_key
-    secrets = (*MARKS, TENANT_KEY, ADMIN_KEY, own_key)
+    seeds = [paths.nats_seed_file(role).read_text().strip() for role in NATS_ROLES]
+    secrets = (*MARKS, TENANT_KEY, ADMIN_KEY, own_key, *seeds)
     refused = keyed.weir(
         "limits", "set", "lanes.batch.max_queued=7", "--instance", keyed.instance, "--admin-key", TENANT_KEY
     )

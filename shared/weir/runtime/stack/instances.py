@@ -94,6 +94,8 @@ async def run_stack(
             raise CannotStart(str(error)) from error
         made = config.paths.make_admin_key()
         changes.write(Change(HERE, "make admin key", config.paths.admin_key_file.name, "done", after=made.hex()[:8]))
+        if not config.nats:
+            config.paths.make_nats_keys()
         for index in range(1, len(stack_models.models)):
             config.paths.make_arena_folder(index)
         write_models(config.paths.models_file, stack_models.models)
