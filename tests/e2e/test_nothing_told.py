@@ -73,7 +73,7 @@ async def test_prompts_answers_and_keys_are_in_no_log_no_span_and_no_command_lin
     assert "tenant's key" in refused.stderr
     statuses, said = await ask_everything(keyed.http_url, keyed.grpc_address, TENANT_KEY)
     seen = command_lines(keyed) + all_command_lines()
-    assert {200, 400, 401, 403} >= statuses - {404, 413, 422, 503}, statuses
+    assert {200, 400, 401} <= statuses, statuses
     assert 500 not in statuses
     assert PROMPT in said
     assert ANSWER in said
