@@ -15,7 +15,7 @@ from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import FailureReason, SequenceKey
 from weir.engine.plan import StepPlan
-from weir.engine.sequence import LOOKAHEAD_TOKENS
+from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence
 from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, PAGE_TOKENS, first_page_read, num_pages_for
 from weir.testing.runner import reference_tokens
 
@@ -218,34 +218,54 @@ def test_whoever_gives_way_goes_on_with_the_tokens_of_the_request_alone(pressure
 
 def crowd(num_swap_slots: int, spoil_rate: float = 0.0) -> Pressure:
     """Six that hold 9 pages each at the most, where 35 are."""
-    made = tuple(Prompt(tokens_of(seed, 150), 250, 0, 0, None, seed=seed, prefix_seed=b"") for seed in range(6))
+    made = tuple(
+        Prompt(tokens_of(seed, 150), 250, 0, 0, None, seed=seed, prefix_seed=b"seed" if seed % 2 else b"")
+        for seed in range(6)
+    )
     preemption = PreemptionSettings(after_s=0.0, max_preemptions=1000, num_swap_slots=num_swap_slots)
     patient = replace(bounds(16, max_num_seqs=6), max_stall_s=PATIENT_S)
     return Pressure(made, 35, patient, JoinSettings(), preemption, spoil_rate=spoil_rate)
 
 
 @pytest.mark.parametrize("spoil_rate", [0.0, 0.5], ids=["kept", "spoiled"])
-@pytest.mark.parametrize("num_swap_slots", [400, 0], ids=["swapped", "dropped"])
+@pytest.mark.parametrize("num_swap_slots", [9, 0], ids=["swapped", "dropped"])
 def test_a_sequence_that_has_given_pages_back_is_preempted_and_served_to_the_end(
     num_swap_slots: int, spoil_rate: float
 ) -> None:
     engine = PressedEngine(crowd(num_swap_slots, spoil_rate if num_swap_slots else 0.0))
-    preempted_late = 0
+    preempted_late: list[int] = []
     plan_out = engine.batcher._preemption._plan_out
 
-    def counted(sequence: object) -> None:
-        nonlocal preempted_late
-        preempted_late += getattr(sequence, "first_page") > 0
-        plan_out(sequence)  # type: ignore[arg-type]
+    def note(sequence: Sequence) -> None:
+        plan_out(sequence)
+        if sequence.first_page:
+            preempted_late.append(sequence.first_page)
+            swapped = engine.batcher._preemption._leaving[-1].copies
+            assert swapped is None or len(swapped) == num_pages_for(sequence.num_computed) - sequence.first_page
 
-    engine.batcher._preemption._plan_out = counted  # type: ignore[method-assign,assignment]
+    engine.batcher._preemption._plan_out = note  # type: ignore[method-assign]
     engine.run()
     check_pressed(engine)
     counters = engine.batcher.counters
     assert counters.finished == 6
-    assert preempted_late > 0
+    assert len(preempted_late) > 1
     assert counters.pages_behind_window > 0
     assert bool(counters.pages_swapped_in) == bool(num_swap_slots)
     assert bool(counters.swap_failures) == bool(num_swap_slots and spoil_rate)
 
 
+
+
+def test_the_row_of_a_static_batch_reads_for_ever_what_it_read_last() -> None:
+    """It ends with the token after which it would have given a block back."""
+    window = 40
+    num_computed = window - 1 + ATTENTION_BLOCK_TOKENS
+    short = Prompt(tokens_of(1, 100), num_computed + 1 - 100, 0, 0, None, seed=1, prefix_seed=b"")
+    long = Prompt(tokens_of(2, 100), 250, 0, 0, None, seed=2, prefix_seed=b"")
+    hold, never = JoinSettings(Batching.STATIC_HOLD), PreemptionSettings(after_s=0.0, max_preemptions=0)
+    engine = PressedEngine(Pressure((short, long), 60, bounds(window), hold, never))
+    engine.run()
+    check_pressed(engine)
+    counters = engine.batcher.counters
+    assert (counters.finished, counters.pages_behind_window) == (2, 2 * 8)
+    assert counters.held_rows_computed > 100
