@@ -47,8 +47,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class UsedPages:
-    """Pages that one sequence used, in the order of its positions, from page number `first_page` on; the pages from 0 on
-    hold `token_ids`.
+    """Pages that one sequence used, in the order of its positions, from its page number `first_page` on; `token_ids` are
+    those of all its pages from 0 on.
 
     They may serve other sequences as a prefix under `prefix_seed`; empty: they may not.
     """
@@ -297,7 +297,7 @@ class PromptScored:
 class HandOffReady:
     """Another worker can go on with it from its record: the prompt is computed and its first token sampled, or it runs
     and was to be handed over. The engine leaves slot and pages alone until ForgetSequence (the hand-off is committed),
-    FailSequence or TakeBackSequence (it is refused) comes. `page_ids`: those that it holds, from its `first_page` on."""
+    FailSequence or TakeBackSequence (it is refused) comes. `page_ids`: what it holds, from its page `first_page` on."""
 
     key: SequenceKey
     slot: int

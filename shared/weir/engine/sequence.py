@@ -239,12 +239,13 @@ class Sequence:
         self.log.publish(self.num_computed)
 
     def give_back(self, window: int) -> tuple[int, ...]:
-        """The pages that a query which sees `window` positions reads no more from the next position on; they are not its
-        own any more when this returns."""
+        """The pages that no query from the next position on reads, each of which sees `window` positions; they are not
+        its own any more when this returns. The record comes first, as in `_give_up_pages`."""
         assert self.log is not None, "only a sequence with a slot has a record"
-        first, self.first_page = self.first_page, first_page_read(self.num_computed, window)
-        self.log.drop_first_pages(self.first_page)
-        return self.block_table[first : self.first_page]
+        first_page = first_page_read(self.num_computed, window)
+        self.log.drop_first_pages(first_page)
+        given_back, self.first_page = self.block_table[self.first_page : first_page], first_page
+        return given_back
 
     def swap_out(self, swap_slots: tuple[int, ...], now_s: float) -> None:
         """Its private pages were copied to `swap_slots`, in order; they are not its own any more when this returns."""

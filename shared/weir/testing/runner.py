@@ -22,9 +22,9 @@ _POSITION_FACTOR = 1_000_003
 class HashRunner:
     """Writes a number for each position into the pages, and samples tokens from what it then reads there.
 
-    So a token depends on every page of its sequence, or with a window on all that attention would read: a wrong block table, a page that somebody else wrote to and a
-    chunk that was left out all give other tokens than `reference_tokens`. `on_run` is called first in each step, to
-    wait or to raise.
+    So a token depends on every page of its sequence: a wrong block table, a page that somebody else wrote to and a
+    chunk that was left out all give other tokens than `reference_tokens`. With a window it depends on those that are
+    seen, and a step fails that would read another's. `on_run` is called first in each step, to wait or to raise.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.messages import FailureReason, SequenceKey
 from weir.engine.plan import StepPlan
 from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence
-from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, PAGE_TOKENS, first_page_read, num_pages_for
+from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, first_page_read, num_pages_for
 from weir.testing.runner import reference_tokens
 
 CONTEXT_TOKENS = 640
@@ -252,8 +252,6 @@ def test_a_sequence_that_has_given_pages_back_is_preempted_and_served_to_the_end
     assert counters.pages_behind_window > 0
     assert bool(counters.pages_swapped_in) == bool(num_swap_slots)
     assert bool(counters.swap_failures) == bool(num_swap_slots and spoil_rate)
-
-
 
 
 def test_the_row_of_a_static_batch_reads_for_ever_what_it_read_last() -> None:

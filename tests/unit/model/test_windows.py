@@ -1,5 +1,5 @@
-"""A model whose layers all have a window, over pages that are NaN once they are given back: through both engines, through
-preemption, the same tokens and log-probabilities to the bit as if all pages were kept."""
+"""A model whose layers all have a window, over pages that are NaN once they are given back: through both engines, and
+through preemption, the same tokens and log-probabilities to the bit as if all pages were kept."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -112,7 +112,8 @@ class PagePool:
     ) -> None:
         """A sequence does not use these any more, its pages from number `first_page` on. The slot is free; the pages go
         back to the arena with the next surplus, and the arena keeps those that `token_ids`, which begin at position 0,
-        fill as a prefix, unless the seed is empty. While a step runs that was `launched`, all this is put off until it has ended."""
+        fill as a prefix, unless the seed is empty. While a step runs that was `launched`, all this is put off until it
+        has ended."""
         entry = _PutBack(self._last_launched, slot, tuple(page_ids), token_ids, prefix_seed, first_page)
         if self._last_launched > self._last_completed:
             self._put_back_later.append(entry)

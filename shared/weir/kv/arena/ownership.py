@@ -120,7 +120,7 @@ class OwnershipTable:
         self._seal_own(lease_id, pages, chain.hashes, ~self.prefixes.is_sealed(pages))
 
     def sealable_hashes(self, earlier_hashes: Sequence[bytes], hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """`hashes`, unless one of the pages before them is not kept: nobody who looks for this prefix gets to them then."""
+        """`hashes`, unless a page before them is not kept: nobody who looks for this prefix gets to them then."""
         is_reached = len(self.prefixes.find_prefix(earlier_hashes)) == len(earlier_hashes)
         return hashes if is_reached else ()
 

@@ -76,8 +76,8 @@ class SequenceParams:
 class SequenceSnapshot:
     """A record as it was last published. Keys and values of positions [0, num_computed_tokens) are in the pages.
 
-    Page i of the block table is that of positions [16 i, 16 i + 16). Those before `first_page` are not the sequence's any
-    more: nothing that it still computes sees them.
+    Page i of the block table is that of positions [16 i, 16 i + 16). Those before `first_page` are not the sequence's
+    any more: nothing that it still computes sees them.
     """
 
     params: SequenceParams

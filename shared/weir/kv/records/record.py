@@ -148,7 +148,9 @@ class SequenceRecord:
         for page_id in page_ids:
             self._check_page(page_id)
         if not (writer.first_page if num_published else 0) <= first_page <= len(page_ids):
-            raise ValueError(f"first_page {first_page}: it was {writer.first_page}, and there are {len(page_ids)} pages")
+            raise ValueError(
+                f"first_page {first_page}: it was {writer.first_page}, and there are {len(page_ids)} pages"
+            )
         table = array("i", page_ids)
         self._block_table[: len(table)] = memoryview(table)
         writer.num_pages, writer.table_crc, writer.first_page = len(table), zlib.crc32(table), first_page

@@ -71,9 +71,7 @@ def read_model_spec(config: WorkerConfig) -> ModelSpec:
     pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
     digest = model_digest(source, config.precision, config.device, exact=config.exact, max_context_tokens=longest)
     name = config.served_model_name or source.name
-    return ModelSpec(
-        name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes, model.longest_window
-    )
+    return ModelSpec(name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes, model.longest_window)
 
 
 def no_grammars() -> GrammarEngine:
