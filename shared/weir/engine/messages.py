@@ -47,8 +47,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class UsedPages:
-    """Pages that one sequence used, in the order of its positions, from its page number `first_page` on; `token_ids` are
-    those of all its pages from 0 on.
+    """Pages that one sequence used, in the order of its positions, from its page number `first_page` on. All its pages,
+    from 0 on, hold `token_ids`.
 
     They may serve other sequences as a prefix under `prefix_seed`; empty: they may not.
     """

@@ -1,4 +1,4 @@
-"""What a sequence gives back once its window has passed may hold anything: kernels and the whole path read none of it,
+"""What a sequence gives back once its window has passed may hold anything: kernels and a whole model read none of it,
 and results are the same to the bit."""
 
 from dataclasses import replace
