@@ -1,5 +1,6 @@
 """Workers whose model sees a window only: pages before it are the arena's again, and no token is another one."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,6 +13,7 @@ from tests.unit.worker.rig import (
     begin,
     begin_together,
     connected,
+    eventually,
     resume_command,
     running_rig,
     start_command,
@@ -85,6 +87,44 @@ async def test_a_long_request_takes_the_pages_of_its_window_and_the_next_one_fin
             assert max(of_decode) <= most + 1
     assert rig.prefill.metrics()["pages_behind_window_total"] == 2 * 8
     assert rig.decode.metrics()["pages_behind_window_total"] == 2 * 8
+
+
+async def test_pages_of_an_answer_are_found_too(rig: Rig, streams: tuple[Stream, Stream]) -> None:
+    """They go back while it is still being written."""
+    prompt, num_tokens = PROMPT[:100], 280
+    start = start_command(rig.decode.worker_id, prompt_token_ids=prompt, max_tokens=num_tokens)
+    await begin(streams, start)
+    first, rest = [await stream.receive_all(start.request_id) for stream in streams]
+    tokens = list((first.tokens | rest.tokens).values())
+    assert tokens == reference_tokens(prompt, SamplingParams(seed=1), num_tokens, VOCAB_SIZE, window=WINDOW)
+    assert rig.decode.metrics()["pages_behind_window_total"] == 2 * 8
+    assert num_found(rig, [*prompt, *tokens]) == (100 + num_tokens - 1) // 16
+    turn = start_command(rig.decode.worker_id, prompt_token_ids=[*prompt, *tokens[:270]], max_tokens=5)
+    await begin(streams, turn)
+    again = await streams[0].receive_all(turn.request_id)
+    assert again.last.num_cached_tokens == 368
+    rest = await streams[1].receive_all(turn.request_id)
+    assert list((again.tokens | rest.tokens).values()) == reference_tokens(
+        tuple(turn.prompt_token_ids), SamplingParams(seed=1), 5, VOCAB_SIZE, window=WINDOW
+    )
+
+
+async def test_a_prompt_is_whole_for_others_when_it_is_handed_off_although_its_beginning_is_still_on_its_way_back() -> (
+    None
+):
+    """The window is shorter than a chunk, so pages go back that were computed in the same step."""
+    released = asyncio.Event()
+    async with running_rig(window=1) as rig:
+        rig.arena.before_release = released.wait
+        async with connected(rig.prefill, GATEWAY) as prefill, connected(rig.decode, GATEWAY) as decode:
+            start = start_command(rig.decode.worker_id, prompt_token_ids=PROMPT[:128], max_tokens=20)
+            await begin((prefill, decode), start)
+            await eventually(lambda: rig.arena.num_hand_offs == 1)
+            assert rig.prefill.metrics()["pages_behind_window_total"] == 8
+            assert num_found(rig, list(PROMPT[:128])) == 8
+            released.set()
+            await decode.receive_all(start.request_id)
+        await rig.wait_idle()
 
 
 async def test_a_sequence_without_its_first_pages_is_adopted_and_nothing_is_computed_again(rig: Rig) -> None:

@@ -27,9 +27,9 @@ from weir.model.torch.paged_kv import PagedKv
 class DecodeGroup:
     """Rows [first, last) of the flat batch, one a sequence, padded to the pages of the one that reads most.
 
-    `mask` [sequences, 1, 1, pages * PAGE_TOKENS], from the first page that is read on, is 0 where a row attends and -inf
-    elsewhere. Behind a sequence's end its last page holds whatever was there before, even NaN, which no mask takes out:
-    `stale` names those positions. `window_mask` is that of layers with a sliding window.
+    `mask` [sequences, 1, 1, pages * PAGE_TOKENS], from the first page that is read on, is 0 where a row attends and
+    -inf elsewhere. Behind a sequence's end its last page holds whatever was there before, even NaN, which no mask takes
+    out: `stale` names those positions. `window_mask` is that of layers with a sliding window.
     """
 
     first: int
