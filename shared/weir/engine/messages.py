@@ -48,10 +48,7 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class UsedPages:
     """Pages that one sequence used, in the order of its positions, from its page number `first_page` on. All its pages,
-    from 0 on, hold `token_ids`.
-
-    They may serve other sequences as a prefix under `prefix_seed`; empty: they may not.
-    """
+    from 0 on, hold `token_ids`. They may serve others as a prefix under `prefix_seed`; empty: they may not."""
 
     page_ids: tuple[int, ...]
     token_ids: tuple[int, ...] = ()
@@ -140,10 +137,6 @@ class Arrival:
             first_page=snapshot.first_page,
             finish_reason=snapshot.finish_reason,
         )
-
-    @property
-    def held_pages(self) -> tuple[int, ...]:
-        return self.block_table[self.first_page :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
-import numpy as np
-
 from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
+from weir.engine.history import GrowingHistory
 from weir.engine.messages import Arrival, SequenceKey, SequenceLog
-from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec, TokenHistory
+from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec
 from weir.engine.waits import WaitTimes
 from weir.grammar.masks import GrammarState
 from weir.kv.geometry import PAGE_TOKENS, first_page_read, num_pages_for
@@ -37,8 +36,6 @@ _new = tuple.__new__  # of named tuples: their own constructors look at keywords
 
 OpenLog = Callable[[int], SequenceLog]
 """The empty record of a slot."""
-
-_MIN_HISTORY_TOKENS = 256
 
 LOOKAHEAD_TOKENS = 8
 """Pages are asked for this many tokens before they are needed, so that the arena's answer is here in time."""
@@ -50,29 +47,6 @@ class Stage(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     HANDING_OFF = "handing_off"
-
-
-class GrowingHistory:
-    """The tokens of a sequence in one array. Only grows, and moves to a larger array rather than change what a
-    `TokenHistory` shows."""
-
-    def __init__(self, token_ids: Seq[int], num_prompt_tokens: int) -> None:
-        self._num_tokens = len(token_ids)
-        self._num_prompt_tokens = num_prompt_tokens
-        self._token_ids = np.empty(self._num_tokens + _MIN_HISTORY_TOKENS, np.int32)
-        self._token_ids[: self._num_tokens] = token_ids
-
-    def append(self, token_id: int) -> None:
-        if self._num_tokens == len(self._token_ids):
-            larger = np.empty(2 * self._num_tokens, np.int32)
-            larger[: self._num_tokens] = self._token_ids
-            self._token_ids = larger
-        self._token_ids[self._num_tokens] = token_id
-        self._num_tokens += 1
-
-    def view(self) -> TokenHistory:
-        """The tokens so far, not copied."""
-        return TokenHistory(self._token_ids[: self._num_tokens], self._num_prompt_tokens)
 
 
 @dataclass(slots=True, eq=False)

@@ -6,9 +6,10 @@ import pytest
 from tests.unit.engine.world import Records, params
 
 from weir.core.sampling import SamplingParams
+from weir.engine.history import GrowingHistory
 from weir.engine.messages import Arrival
 from weir.engine.plan import ScoreSpec
-from weir.engine.sequence import GrowingHistory, Sequence
+from weir.engine.sequence import Sequence
 from weir.kv.records.record import SequenceSnapshot
 
 

@@ -22,6 +22,7 @@ from weir.engine.batching.prompt_share import StepPace
 from weir.engine.batching.stall_clock import StallClock
 from weir.engine.batching.step_shares import NO_SHARES, StepShares
 from weir.engine.counters import EngineCounters
+from weir.engine.memory.held_pages import count_pages, give_back_behind, put_back_all
 from weir.engine.memory.kept_ends import KeptEnds
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.messages import (
@@ -40,7 +41,6 @@ from weir.engine.messages import (
 from weir.engine.plan import NO_SWAP, ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.recording import Recorder, StepsInFlight, check_result
 from weir.engine.sequence import OpenLog, Sequence, Stage
-from weir.kv.geometry import PAGE_TOKENS
 from weir.policy.seams import Policy
 
 
@@ -212,8 +212,7 @@ class Batcher(ABC):
         ended_at_s = step.decided_at_s if now_s is None else now_s
         self.pace.stepped(ended_at_s - step.decided_at_s)
         sampled = self._recorder.record(plan, step, result, ended_at_s)
-        for sequence in sampled.past_window:
-            self._give_back(sequence)
+        give_back_behind(self.limits.window, sampled.past_window, self.pool, self.counters)
         for sequence in sampled.begun:
             self._begun(sequence)
         for sequence, reason in sampled.ended:
@@ -257,11 +256,8 @@ class Batcher(ABC):
 
     @property
     def load(self) -> EngineLoad:
-        num_waiting = num_used_pages = num_filled_pages = 0
-        for sequence in self._sequences.values():
-            num_waiting += sequence.stage is Stage.WAITING
-            num_used_pages += len(sequence.block_table) - sequence.first_page
-            num_filled_pages += max(0, (sequence.num_computed + PAGE_TOKENS - 1) // PAGE_TOKENS - sequence.first_page)
+        num_waiting = sum(sequence.stage is Stage.WAITING for sequence in self._sequences.values())
+        num_used_pages, num_filled_pages = count_pages(self._sequences.values())
         return EngineLoad(
             num_running=len(self._sequences) - num_waiting,
             num_waiting=num_waiting,
@@ -367,18 +363,7 @@ class Batcher(ABC):
     def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
         """Takes back what a sequence used that has ended."""
         del reason
-        computed = sequence.token_ids[: sequence.num_computed]
-        self.pool.put_back(
-            sequence.slot, sequence.held_pages, computed, sequence.prefix_seed, first_page=sequence.first_page
-        )
-
-    def _give_back(self, sequence: Sequence) -> None:
-        """Pages that nothing sees of what it is still to compute."""
-        assert self.limits.window is not None, "without a window everything is seen"
-        first_page, page_ids = sequence.first_page, sequence.give_back(self.limits.window)
-        self.counters.pages_behind_window += len(page_ids)
-        token_ids = sequence.token_ids[: sequence.first_page * PAGE_TOKENS] if sequence.prefix_seed else ()
-        self.pool.put_back(None, page_ids, token_ids, sequence.prefix_seed, first_page=first_page)
+        put_back_all(sequence, self.pool)
 
     def _stall(self, sequence: Sequence, now_s: float) -> None:
         self._may_be_overdue = True

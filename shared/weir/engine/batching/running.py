@@ -255,10 +255,10 @@ class RunningBatcher(Batcher):
         known = self._sequences.get(sequence.key)
         if (known is not None and known.slot == arrival.slot) or self.kept_ends.holds(sequence.key, arrival.slot):
             return
-        self.pool.adopt(arrival.slot, arrival.held_pages)
+        self.pool.adopt(arrival.slot, sequence.held_pages)
         if known is not None:  # the same attempt in a second slot: the first one counts
             arrival.log.clear()
-            self.pool.put_back(arrival.slot, arrival.held_pages)
+            self.pool.put_back(arrival.slot, sequence.held_pages)
             return
         self._insert(sequence)
         if sequence.key.attempt.adoption:
