@@ -108,10 +108,14 @@ def test_pages_that_are_given_back_may_hold_anything_and_need_not_be_there(windo
     heads = replace(SMOLLM2, window=window)
     world = make_world(heads, [length], seed=22)
     rows = make_queries(heads, 20, seed=23)
-    for attend, num_queries in (
-        (lambda seen: decode(seen, rows[:1], [0], [length]), 1),
-        (lambda seen: prefill(seen, rows, [(0, length - 20, length)]), 20),
-    ):
+
+    def last(seen: World) -> NDArray[np.float32]:
+        return decode(seen, rows[:1], [0], [length])
+
+    def last_20(seen: World) -> NDArray[np.float32]:
+        return prefill(seen, rows, [(0, length - 20, length)])
+
+    for attend, num_queries in ((last, 1), (last_20, 20)):
         num_given_back = first_page_read(length - num_queries, window)
         other = World(heads, world.pages.copy(), world.block_tables.copy(), world.keys, world.values)
         other.pages[other.block_tables[0, :num_given_back]] = bf16_from(np.array([np.nan], np.float32))[0]
