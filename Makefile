@@ -11,7 +11,7 @@ PYTEST_FLAGS ?=
 # Else each of some thousand short processes compiles all of Weir, and each worker of pytest rewrites every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test check setup setup-dev golden long chaos compose-test bench-sim gpu triton-oldest format proto proto-baseline constraints clean
+.PHONY: up test check setup setup-dev golden long chaos compose-test bench-sim sbom gpu triton-oldest format proto proto-baseline constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
@@ -75,6 +75,11 @@ compose-test: setup-dev ## The stack of compose/ in real containers; needs root.
 bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sim --size full --out shared/docs/results
 
+SBOM ?= build/sbom.json
+sbom: setup ## What is installed in .venv, as CycloneDX, in SBOM.
+	mkdir -p $(dir $(SBOM))
+	$(BIN)/python -m weir.runtime.sbom > $(SBOM)
+
 PART ?=
 gpu: ## Tests and figures of the GPU path by the python3 on the PATH; six files go to $OUT (./out). PART=step: one part.
 	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu --part "$(PART)"
@@ -111,7 +116,7 @@ constraints: setup-dev
 	mv constraints.new constraints.txt
 
 # With the tools where another goal wants them: one call of pip instead of two.
-WITHOUT_TOOLS := up setup model bench-sim
+WITHOUT_TOOLS := up setup model bench-sim sbom
 setup: $(VENV)/$(if $(filter-out $(WITHOUT_TOOLS),$(or $(MAKECMDGOALS),up)),.installed-dev,.installed)
 setup-dev: $(VENV)/.installed-dev
 

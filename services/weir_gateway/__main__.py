@@ -5,6 +5,7 @@ import sys
 from functools import partial
 
 from weir.bus.nats import NatsBus
+from weir.rpc.access import Callers
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.runtime.config import load_config
 from weir.runtime.extras import check_extra
@@ -21,7 +22,7 @@ _CONNECT_TIMEOUT_S = 30.0
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-async def build(context: ServiceContext[GatewayConfig], guard: PortGuard, bodies: BodyBudget) -> GatewayComponent:
+async def build(context: ServiceContext[GatewayConfig], bodies: BodyBudget) -> GatewayComponent:
     config = context.config
     if config.batch_url and not config.batch_url.startswith("sqlite:"):
         check_extra("postgres", "batch_store on PostgreSQL")
@@ -43,7 +44,8 @@ async def build(context: ServiceContext[GatewayConfig], guard: PortGuard, bodies
     )
     component = GatewayComponent(process, GatewaySettings.of(config), loaders)
     servicer = InferenceServicer(lambda: component.gateway.processor, send_timeout_s=config.send_timeout_s)
-    guard.guard(_SERVICE_NAME, servicer.identify)
+    context.access.answer(Callers.TENANT, servicer.identify)
+    context.access.answer(Callers.OPERATOR, servicer.check_operator)
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, context.grpc_server)
     return component
 
@@ -55,9 +57,7 @@ def main() -> int:
     guard = PortGuard(
         PortLimits(config.message_bytes, config.max_calls, max_connections=config.max_connections), bodies
     )
-    return run_service(
-        "gateway", config, partial(build, guard=guard, bodies=bodies), service_names=(_SERVICE_NAME,), gate=guard
-    )
+    return run_service("gateway", config, partial(build, bodies=bodies), service_names=(_SERVICE_NAME,), gate=guard)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
 from weir.core.errors import Unavailable
 from weir.core.tasks import end_tasks
+from weir.runtime.change_log import ChangeLog
 from weir.runtime.service import Description
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
@@ -70,7 +71,9 @@ class SchedulerComponent:
         tracer: Tracer,
         clock: Clock,
         request_shutdown: Callable[[str], None],
+        changes: ChangeLog | None = None,
     ) -> None:
+        self.changes = changes or ChangeLog(None, scheduler_id)
         self._connect = connect
         self._scheduler_id = scheduler_id
         self._settings = settings
@@ -127,7 +130,8 @@ class SchedulerComponent:
             return Description({"is_leader": 0.0, **deposed})
         shell, is_stuck = self._leader.shell, bool(self._leader.leadership.stuck_reason)
         standing = {"is_leader": float(not is_stuck), "leader_key_is_stuck": float(is_stuck)}
-        own = {**standing, "operators_refused_total": float(self._operators.num_refused), **deposed}
+        refused = {"operators_refused_total": float(self._operators.num_refused)}
+        own = {**standing, **refused, **self.changes.metrics(), **deposed}
         return Description({**shell.metrics(), **self._leader.keeper.metrics(), **own}, shell.check_integrity)
 
     async def _lead_for_ever(self, bus: Bus, bucket: KvBucket) -> None:
@@ -206,7 +210,7 @@ class SchedulerComponent:
         source = LimitsSource(Path(settings.limits_file)) if settings.limits_file else None
         own_digests = self._operators.own_digests
         effective_limits = EffectiveLimits(settings.limits, settings.policy, own_admin_digests=own_digests)
-        keeper = LimitsKeeper(effective_limits, source, bucket, epoch)
+        keeper = LimitsKeeper(effective_limits, source, bucket, epoch, changes=self.changes)
         await keeper.load()
         return keeper
 

@@ -33,6 +33,9 @@ class SchedulerConfig(ServiceConfig):
         "File with a key that operators may use beside the limits' admin_key_digests; it is asked for once the limits "
         "hold keys. Empty: none.",
     )
+    changes_file: str = setting(
+        "", "File that gets a JSON line of each change of operators, beside the log. Put aside at 1 MiB. Empty: none."
+    )
     policy: str = setting("fcfs", "Policy of the scheduler and of the workers: NAME or NAME:KEY=VALUE,…")
     page_overcommit: float = setting(
         1.0,

@@ -25,6 +25,7 @@ from weir.bus.configuration import (
 )
 from weir.bus.protocol import BusError, KeyConflict, KvBucket, KvEntry
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
+from weir.runtime.change_log import Change, ChangeLog, Result, outcome_of
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import MAX_FILE_BYTES
 from weir_scheduler.effective_limits import EffectiveLimits, LimitChange
@@ -36,6 +37,7 @@ _VERIFY_EVERY = 5
 """Looks at the file between two looks whether the bucket still has what was written."""
 _WRITE_TIMEOUT_S = 2.0
 _LIMITS_KEYS = (ACCESS_KEY, LIMITS_KEY, WORKERS_KEY)
+_SHOWN_DIGITS = 8
 _SETTLED_S = 2.0
 """Younger than this, a file can change again without a new time of change."""
 
@@ -103,7 +105,10 @@ class LimitsKeeper:
         epoch: int,
         *,
         look_s: float = _LOOK_S,
+        changes: ChangeLog | None = None,
     ) -> None:
+        """`changes` hears of what the file changes."""
+        self._changes = changes
         self._effective_limits = effective_limits
         self._source = source
         self._bucket = bucket
@@ -225,6 +230,7 @@ class LimitsKeeper:
     async def _look_at_file(self) -> None:
         if self._source is None:
             return
+        before = self._effective_limits.file_digest[:_SHOWN_DIGITS]
         try:
             text = await self._source.try_read_changed()
             if text is None:
@@ -237,7 +243,14 @@ class LimitsKeeper:
         if has_changed:
             self._num_reloads += 1
             logger.info("limits file %s: in force", self._source.path)
+            self._tell("done", before)
             await self._limits_changed()
+
+    def _tell(self, result: Result, before: str = "", reason: str = "") -> None:
+        """Of the file, whose change is known by its digest."""
+        if self._changes is not None:
+            after = self._effective_limits.file_digest[:_SHOWN_DIGITS] if result == "done" else ""
+            self._changes.write(Change("file", "read limits", str(self.limits_path), result, before, after, reason))
 
     def _note_error(self, error: InvalidRequest, consequence: str) -> None:
         if error.message == self._file_error:
@@ -245,6 +258,7 @@ class LimitsKeeper:
         self._num_errors += 1
         self._file_error = error.message
         logger.error("limits file %s: %s; %s", self.limits_path, error.message, consequence)
+        self._tell("refused", reason=outcome_of(error)[1])
 
     async def _limits_changed(self) -> list[str]:
         """As `_publish_change`."""

@@ -1,18 +1,26 @@
 """The calls of operators as they come over gRPC: who may, and whether this scheduler is the one to ask."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
+from opentelemetry import trace
 
-from weir.core.credentials import try_read_key
+from weir.core.errors import PermissionDenied, Unauthenticated, WeirError
+from weir.core.trace_context import extract
+from weir.rpc.access import RpcCaller
 from weir.runtime.admin import Context
+from weir.runtime.change_log import ChangeLog, Told, new_correlation_id
 from weir.wire.v1 import admin_pb2, scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.scheduling_admin import SchedulingAdmin
 from weir_scheduler.worker_admin import WorkerAdmin
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_AnswerT = TypeVar("_AnswerT")
+_MAX_REFUSED_OBJECTS = 16
+_CORRELATION_ID = re.compile(r"[A-Za-z0-9._-]{1,36}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +32,49 @@ class LeaderAdmins:
 
 
 class OperatorGate:
-    """Every call of an operator passes here."""
+    """Every call of an operator passes here, and `changes` hears of each one that changes something, or is denied."""
 
-    def __init__(self, leader_admins: Callable[[], LeaderAdmins]) -> None:
+    def __init__(self, leader_admins: Callable[[], LeaderAdmins], changes: ChangeLog | None = None) -> None:
         """`leader_admins` raises Unavailable while this scheduler does not lead."""
         self._leader_admins = leader_admins
+        self._changes = changes or ChangeLog(None, "scheduler")
 
-    def admit(self, context: _Context) -> LeaderAdmins:
+    def check(self, caller: RpcCaller) -> None:
+        """For the door of the port. Raises as `admit`."""
+        self._admit(caller)
+
+    def admit(self, context: _Context, method: str) -> LeaderAdmins:
         """For whoever calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
+        return self._admit(RpcCaller.of(method, context))
+
+    async def change(
+        self,
+        context: _Context,
+        action: str,
+        objects: Sequence[str],
+        work: Callable[[LeaderAdmins], Awaitable[_AnswerT]],
+        tell: Callable[[_AnswerT], Iterable[Told]],
+    ) -> _AnswerT:
+        """The answer of `work`. `objects`: what the call would change; `tell`: what it changed. Raises WeirError."""
+        caller = RpcCaller.of(action, context)
+        admins = self._admit(caller)
+        actor, correlation_id = admins.scheduling.actor_of(caller), _correlation_of(context)
+        try:
+            answer = await work(admins)
+        except WeirError as error:
+            self._changes.write_failure(actor, action, objects, error, correlation_id)
+            raise
+        self._changes.write_all(actor, action, tell(answer), correlation_id)
+        return answer
+
+    def _admit(self, caller: RpcCaller) -> LeaderAdmins:
         admins = self._leader_admins()
-        admins.scheduling.check_operator(_shown_key(context))
+        try:
+            admins.scheduling.check_operator(caller.key)
+        except (Unauthenticated, PermissionDenied) as error:
+            actor = admins.scheduling.actor_of(caller)
+            self._changes.write_failure(actor, "call", [caller.method], error, new_correlation_id())
+            raise
         return admins
 
 
@@ -47,17 +88,26 @@ class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):
         self, request: scheduling_pb2.DescribeSchedulingRequest, context: _Context
     ) -> scheduling_pb2.DescribeSchedulingResponse:
         del request
-        return self._gate.admit(context).scheduling.describe()
+        return self._gate.admit(context, "DescribeScheduling").scheduling.describe()
 
     async def SetLimits(  # noqa: N802 - the method's name on the wire
         self, request: scheduling_pb2.SetLimitsRequest, context: _Context
     ) -> scheduling_pb2.SetLimitsResponse:
-        return await self._gate.admit(context).scheduling.set_limits(request)
+        return await _set_limits(self._gate, request, context)
 
     async def SetPolicy(  # noqa: N802 - the method's name on the wire
         self, request: scheduling_pb2.SetPolicyRequest, context: _Context
     ) -> scheduling_pb2.SetPolicyResponse:
-        return await self._gate.admit(context).scheduling.set_policy(request)
+        before: list[str] = []
+
+        def work(admins: LeaderAdmins) -> Awaitable[scheduling_pb2.SetPolicyResponse]:
+            before.append(admins.scheduling.policy)
+            return admins.scheduling.set_policy(request)
+
+        def tell(answer: scheduling_pb2.SetPolicyResponse) -> Iterable[Told]:
+            yield Told("policy", before[0], answer.policy)
+
+        return await self._gate.change(context, "set policy", ["policy"], work, tell)
 
 
 class WorkerOperations:
@@ -67,25 +117,59 @@ class WorkerOperations:
         self._gate = gate
 
     async def list_workers(self, context: Context) -> admin_pb2.ListWorkersResponse:
-        return self._gate.admit(context).workers.list_workers()
+        return self._gate.admit(context, "ListWorkers").workers.list_workers()
 
     async def drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
-        return await self._gate.admit(context).workers.drain(request)
+        def tell(answer: admin_pb2.DrainResponse) -> Iterable[Told]:
+            after = f"draining within {request.grace_ms} ms{', forced' if request.force else ''}"
+            yield Told(request.worker_id, _duty_name(answer.worker.duty), after)
+
+        objects = [request.worker_id]
+        return await self._gate.change(context, "drain", objects, lambda admins: admins.workers.drain(request), tell)
 
     async def end_drain(self, request: admin_pb2.EndDrainRequest, context: Context) -> admin_pb2.EndDrainResponse:
-        return await self._gate.admit(context).workers.end_drain(request)
+        def tell(answer: admin_pb2.EndDrainResponse) -> Iterable[Told]:
+            yield Told(request.worker_id, _duty_name(answer.worker.duty), "serving")
+
+        return await self._gate.change(
+            context, "end drain", [request.worker_id], lambda admins: admins.workers.end_drain(request), tell
+        )
 
     async def set_role(self, request: admin_pb2.SetRoleRequest, context: Context) -> admin_pb2.SetRoleResponse:
-        return await self._gate.admit(context).workers.set_role(request)
+        def tell(answer: admin_pb2.SetRoleResponse) -> Iterable[Told]:
+            yield Told(request.worker_id, answer.worker.role, f"{request.role} as {answer.new_worker_id}")
+
+        return await self._gate.change(
+            context, "set role", [request.worker_id], lambda admins: admins.workers.set_role(request), tell
+        )
 
     async def set_limits(
         self, request: admin_pb2.AdminSetLimitsRequest, context: Context
     ) -> admin_pb2.AdminSetLimitsResponse:
         same = scheduling_pb2.SetLimitsRequest(settings=request.settings)
-        answer = await self._gate.admit(context).scheduling.set_limits(same)
+        answer = await _set_limits(self._gate, same, context)
         return admin_pb2.AdminSetLimitsResponse(changes=answer.changes)
 
 
-def _shown_key(context: _Context) -> str | None:
+async def _set_limits(
+    gate: OperatorGate, request: scheduling_pb2.SetLimitsRequest, context: _Context
+) -> scheduling_pb2.SetLimitsResponse:
+    def tell(answer: scheduling_pb2.SetLimitsResponse) -> Iterable[Told]:
+        return (Told(one.key, one.was, one.now) for one in answer.changes)
+
+    objects = [setting.key for setting in request.settings[:_MAX_REFUSED_OBJECTS]]
+    return await gate.change(context, "set limits", objects, lambda admins: admins.scheduling.set_limits(request), tell)
+
+
+def _duty_name(duty: "admin_pb2.WorkerDuty.ValueType") -> str:
+    return admin_pb2.WorkerDuty.Name(duty).removeprefix("WORKER_DUTY_").lower()
+
+
+def _correlation_of(context: _Context) -> str:
+    """The call's x-request-id; else of the trace that it belongs to; else a new one."""
     headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-    return try_read_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
+    given = headers.get("x-request-id", "")
+    if _CORRELATION_ID.fullmatch(given):
+        return given
+    span = trace.get_current_span(extract(headers)).get_span_context()
+    return trace.format_trace_id(span.trace_id) if span.is_valid else new_correlation_id()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from weir.core.credentials import MIN_KEY_CHARS, key_digest
 from weir.core.errors import FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated
+from weir.rpc.access import RpcCaller
+from weir.runtime.change_log import HERE
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.worker_limits import check_workers_can
@@ -44,7 +46,7 @@ class Operators:
 
     def check(self, key: str | None, limits: CoreLimits) -> None:
         """Raises Unauthenticated or PermissionDenied for who may not."""
-        if not (limits.has_tenant_keys or limits.admin_key_digests):
+        if not self._asks(limits):
             return
         try:
             self._check_needed(key, limits)
@@ -52,8 +54,28 @@ class Operators:
             self.num_refused += 1
             raise
 
+    def actor_of(self, caller: RpcCaller, limits: CoreLimits) -> str:
+        """Who calls, as the log of changes names it: never more of a key than 8 hex digits of its digest."""
+        if caller.key is not None:
+            digest = key_digest(caller.key)
+            if any(hmac.compare_digest(digest, admin) for admin in self._digests(limits)):
+                return f"key:{digest.hex()[:8]}"
+            if self._asks(limits):
+                is_tenants = any(digest.hex() in tenant.api_key_digests for tenant in limits.tenants_by_name.values())
+                return f"{'tenant' if is_tenants else 'unknown'}-key:{digest.hex()[:8]}"
+        if self._asks(limits):
+            return "nobody"
+        return HERE if caller.is_here else caller.peer[:80]
+
+    @staticmethod
+    def _asks(limits: CoreLimits) -> bool:
+        return bool(limits.has_tenant_keys or limits.admin_key_digests)
+
+    def _digests(self, limits: CoreLimits) -> tuple[bytes, ...]:
+        return (*self.own_digests, *map(bytes.fromhex, limits.admin_key_digests))
+
     def _check_needed(self, key: str | None, limits: CoreLimits) -> None:
-        admins = (*self.own_digests, *map(bytes.fromhex, limits.admin_key_digests))
+        admins = self._digests(limits)
         if not admins:
             raise PermissionDenied(
                 "tenants have API keys and no admin key is known: put admin_key_digests into the limits file "
@@ -82,6 +104,15 @@ class SchedulingAdmin:
     def check_operator(self, key: str | None) -> None:
         """Raises Unauthenticated or PermissionDenied unless whoever shows this key may see and change everything."""
         self._operators.check(key, self._keeper.effective_limits.limits)
+
+    def actor_of(self, caller: RpcCaller) -> str:
+        """Who that is, as the log of changes names it."""
+        return self._operators.actor_of(caller, self._keeper.effective_limits.limits)
+
+    @property
+    def policy(self) -> str:
+        """In force."""
+        return str(self._keeper.effective_limits.policy)
 
     def describe(self) -> scheduling_pb2.DescribeSchedulingResponse:
         """Everything that is in force, with its live numbers."""

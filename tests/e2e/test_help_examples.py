@@ -90,6 +90,7 @@ ON_STACK: Mapping[str, str] = {
         "{http} --rounds 1 --num-flood 4 --flood-output-len 4 --num-urgent 2 --urgent-rate 20"
     ),
     "weir audit --out events.jsonl": "",
+    "weir audit --changes": "",
     "weir profile --live": "",
     "weir limits show": "",
     "weir limits show --toml > limits.toml": "",

@@ -182,12 +182,27 @@ def test_images_are_pinned(document: Any) -> None:
     assert unpinned == []
 
 
-def test_no_secret_or_privilege_is_needed(document: Any) -> None:
-    for role in ("host", *ROLES):
-        service = document["services"][role]
-        assert service["cap_drop"] == ["ALL"]
-        assert "privileged" not in service
-        assert "cap_add" not in service
+@pytest.mark.parametrize("name", ["compose.yaml", "metrics.yaml", "tracing/compose.yaml"])
+def test_no_container_has_a_privilege_or_can_get_one(name: str) -> None:
+    services = yaml.safe_load(with_defaults((COMPOSE / name).read_text()))["services"]
+    for service_name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], service_name
+        assert service["security_opt"] == ["no-new-privileges:true"], service_name
+        assert service.keys().isdisjoint({"privileged", "cap_add", "devices", "user"}), service_name
+
+
+def test_files_of_an_image_stay_as_they_are(document: Any) -> None:
+    """Of those whose programs are known to write on volumes alone."""
+    services = document["services"]
+    for name in ("host", *ROLES, "nats"):
+        assert services[name]["read_only"] is True, name
+        assert services[name]["tmpfs"] == ["/tmp"], name
+    for role in ROLES:
+        config = config_of(document, role)
+        assert str(config.runtime_dir).startswith("/dev/shm/"), role
+    prometheus = yaml.safe_load(with_defaults((COMPOSE / "metrics.yaml").read_text()))["services"]["prometheus"]
+    assert prometheus["read_only"] is True
+    assert any(volume.endswith(":/prometheus") for volume in prometheus["volumes"])
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from typing import Any
 
 from weir.bus.messages import Placement, SubmitReply
 from weir.core.clock import Clock
-from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError
+from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError, told_to_others
 from weir.core.life import Attempt, Phase
 from weir.core.tasks import end_tasks
 from weir_gateway.driving.adoption import AdopterSearch
@@ -193,7 +193,7 @@ class Driver:
                 error = await self._dispatch(state, span)
                 self._num_interruptions += 1
                 span.interrupted(error, state.dispatch, state.output.num_tokens)
-                _log(state, "request %s, dispatch %d: %s", state.dispatch, error.message)
+                _log(state, "request %s, dispatch %d: %s", state.dispatch, told_to_others(error))
                 if state.try_finish():
                     return
                 if self._is_hopeless(state):
@@ -235,7 +235,7 @@ class Driver:
             lost_at_s = self._clock.now_s()
             if not state.may_be_adopted or not await self._adopters.try_find(state):
                 return error
-            _log(state, "request %s goes on as %s: %s", state.attempt, error.message)
+            _log(state, "request %s goes on as %s: %s", state.attempt, told_to_others(error))
             span.adopted(error, state.adoption, num_tokens, self._clock.now_s() - lost_at_s)
 
     async def _submit_and_start(self, state: RequestState, span: RequestSpan) -> None:

@@ -12,7 +12,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from weir.bus.messages import Placement
 from weir.core.clock import Clock
-from weir.core.errors import Cancelled, WeirError
+from weir.core.errors import Cancelled, WeirError, told_to_others
 from weir.core.life import Phase
 from weir.core.trace_context import sampled_trace_id, traceparent_of
 from weir.wire.v1 import worker_pb2
@@ -58,9 +58,8 @@ class RequestSpan:
         self.needs_first_chunk = True
         """Nothing was sent to the client yet."""
         operation = client_request.operation.value
-        self._span: Span = tracer.start_span(
-            f"{operation} {client_request.options.model}".strip(), context=parent, kind=SpanKind.SERVER
-        )
+        # Model and lane follow once it is known that there are such ones.
+        self._span: Span = tracer.start_span(operation, context=parent, kind=SpanKind.SERVER)
         self.context = trace.set_span_in_context(self._span, Context())
         self._span.set_attributes(
             {
@@ -72,8 +71,6 @@ class RequestSpan:
         client_id = client_request.options.request_id or client_request.correlation_id
         if client_id:
             self._span.set_attribute("weir.request.client_id", client_id)
-        if client_request.options.lane:
-            self._span.set_attribute("weir.request.lane", client_request.options.lane)
 
     @property
     def traceparent(self) -> str:
@@ -111,11 +108,13 @@ class RequestSpan:
                 gen_ai.GEN_AI_REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
                 # an attribute is a signed 64-bit integer, a seed an unsigned one
                 gen_ai.GEN_AI_REQUEST_SEED: sampling.seed if sampling.seed < 2**63 else str(sampling.seed),
-                gen_ai.GEN_AI_REQUEST_STOP_SEQUENCES: client_request.options.stop,
+                "weir.request.num_stop": len(client_request.options.stop),  # the texts are the client's
                 gen_ai.GEN_AI_USAGE_INPUT_TOKENS: sum(len(one.prompt_token_ids) for one in by_prompt),
             }
         )
         self._span.set_attributes({"weir.tenant": checked.scope.tenant, "weir.lane": checked.scope.lane})
+        if client_request.options.lane:
+            self._span.set_attribute("weir.request.lane", client_request.options.lane)
         if checked.model.digest:
             self._span.set_attribute("weir.model.digest", checked.model.digest)
             self._span.set_attribute(gen_ai.GEN_AI_OPENAI_RESPONSE_SYSTEM_FINGERPRINT, checked.model.fingerprint)
@@ -163,7 +162,7 @@ class RequestSpan:
         attributes: dict[str, int | str] = {
             "weir.dispatch": dispatch,
             "weir.num_output_tokens": num_output_tokens,
-            "error.message": error.message[:200],
+            "error.message": told_to_others(error)[:200],
         }
         self._span.add_event("interrupted", attributes)
         if self._timeline is not None:
@@ -176,7 +175,7 @@ class RequestSpan:
             "weir.adoption": adoption,
             "weir.num_output_tokens": num_output_tokens,
             "weir.move.duration_ms": round(waited_s * 1000, 3),
-            "error.message": error.message[:200],
+            "error.message": told_to_others(error)[:200],
         }
         self._span.add_event("adopted", attributes)
         if self._timeline is not None:
@@ -203,7 +202,7 @@ class RequestSpan:
             yield trace.set_span_in_context(span, Context())
         except Exception as error:
             span.set_attribute(ERROR_TYPE, type(error).__name__)
-            span.set_status(Status(StatusCode.ERROR, str(error)[:200]))
+            span.set_status(Status(StatusCode.ERROR, told_to_others(error)[:200]))
             raise
         finally:
             span.end()
@@ -253,9 +252,8 @@ class RequestSpan:
         """Ends the span alone, as that of a request that never was accepted."""
         if error is not None:
             self._span.set_attribute(ERROR_TYPE, type(error).__name__)
-            message = error.message if isinstance(error, WeirError) else ""
             if not isinstance(error, Cancelled):
-                self._span.set_status(Status(StatusCode.ERROR, message[:200]))
+                self._span.set_status(Status(StatusCode.ERROR, told_to_others(error)[:200]))
         self._span.end()
 
 

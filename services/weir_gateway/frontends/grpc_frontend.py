@@ -3,15 +3,15 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
 from opentelemetry import context as current_context
 
-from weir.core.credentials import try_read_key
 from weir.core.errors import Cancelled, WeirError
 from weir.core.life import FinishReason
+from weir.rpc.access import RpcCaller, shown_key
 from weir.rpc.conversions import finish_reason_to_pb, logprobs_to_pb, options_from_pb
 from weir.rpc.errors import abort_with
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -50,10 +50,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._send_timeout_s = send_timeout_s
         self._endings: set[asyncio.Task[None]] = set()
 
-    def identify(self, metadata: Mapping[str, str]) -> Caller:
+    def identify(self, caller: RpcCaller) -> Caller:
         """The caller; for before a message is received. Raises Unauthenticated, Unavailable before it can be known."""
-        key = try_read_key(metadata.get("authorization", ""), metadata.get("x-api-key", ""))
-        return self._processor().identify(key)
+        return self._processor().identify(caller.key)
+
+    def check_operator(self, caller: RpcCaller) -> None:
+        """As `identify`, for what is for operators. Raises Unauthenticated, PermissionDenied, Unavailable."""
+        self._processor().access.check_operator(caller.key, is_from_here=caller.is_here)
 
     async def Generate(  # type: ignore[override]  # written, not yielded  # noqa: N802 - gRPC's name
         self, request: inference_pb2.GenerateRequest, context: _Context
@@ -136,9 +139,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     return
 
     def _caller_of(self, context: _Context) -> Caller:
-        """Raises Unauthenticated."""
-        pairs = context.invocation_metadata() or ()
-        return self.identify({key: value for key, value in pairs if isinstance(value, str)})
+        return self._processor().identify(shown_key(context))
 
     def _give_up_client(self, opened: OpenRequest, context: _Context) -> None:
         logger.warning("request %s: its client has not read for long and is given up", opened.request_id)

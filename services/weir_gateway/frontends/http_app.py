@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Router
 from starlette.types import Receive, Scope, Send
 
+from weir.core.errors import PermissionDenied
 from weir_gateway.access import Caller
 
 CallerHandler = Callable[[Request, Caller], Awaitable[Response]]
@@ -20,6 +21,21 @@ CallerHandler = Callable[[Request, Caller], Awaitable[Response]]
 
 CallerRoute = tuple[str, str, CallerHandler]
 """Method, path, and who answers it."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+"""For whoever was let in. Raises WeirError, and BadBody."""
+
+
+def with_caller(handler: CallerHandler) -> Handler:
+    """`handler` for requests of which it is known who sent them; it answers no others."""
+
+    async def answer(request: Request) -> Response:
+        caller = request.state.caller
+        if caller is None:
+            raise PermissionDenied(f"{request.url.path[:200]}: is for tenants, and nobody asked who sends this")
+        return await handler(request, caller)
+
+    return answer
 
 
 class Endpoint:

@@ -1,10 +1,9 @@
 """The HTTP frontend: the part of OpenAI's API that Weir serves, so that its clients can be pointed here."""
 
 import asyncio
-import ipaddress
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 
 from starlette.exceptions import HTTPException
@@ -13,9 +12,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import weir
+from weir.core.addresses import is_loopback
 from weir.core.credentials import try_read_key
-from weir.core.errors import InternalError, WeirError
+from weir.core.errors import InternalError, PermissionDenied, WeirError
 from weir.core.trace_context import extract
+from weir.rpc.access import Callers
 from weir.rpc.port_guard import BodyBudget
 from weir.telemetry.exposition import is_openmetrics
 from weir_gateway.access import Caller
@@ -30,7 +31,8 @@ from weir_gateway.frontends.console.files import console_files
 from weir_gateway.frontends.correlation import correlation_of, mark
 from weir_gateway.frontends.error_forms import error_form_of
 from weir_gateway.frontends.event_stream import EventStream, StreamBroken, watched
-from weir_gateway.frontends.http_app import CallerHandler, CallerRoute, Endpoint, HttpApp
+from weir_gateway.frontends.http_access import http_callers_of
+from weir_gateway.frontends.http_app import CallerRoute, Endpoint, Handler, HttpApp, with_caller
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
@@ -90,53 +92,56 @@ class HttpFrontend:
         self.num_internal_errors = 0
 
     def make_app(self, metrics: MetricsPage | None = None, console: ConsoleApi | None = None) -> HttpApp:
+        """Who may ask for what is in `http_access`, and in no handler."""
         apis = (self._responses, self._messages, self._batches, self._tools)
-        for_callers: tuple[CallerRoute, ...] = (
+        for_callers: list[CallerRoute] = [
             ("POST", "/v1/chat/completions", self._chat),
             ("POST", "/v1/completions", self._completions),
             *(route for api in apis for route in api.routes()),
-        )
-        routes = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in for_callers]
-        recent = RecentRequestsApi(self._processor.spans.recent)
-        routes.append(Route("/debug/requests", self._for_operators(recent.list_requests), methods=["GET"]))
-        routes.append(Route("/debug/requests/{request_id:path}", self._for_operators(recent.request), methods=["GET"]))
-        if console is not None:
-            for path, answer in console.routes():
-                routes.append(Route(path, self._for_operators(answer), methods=["GET"]))
-            for path, make in console_files().items():
-                routes.append(Route(path, _open(make), methods=["GET"]))
-        # For probes, which have no key, and nothing of any caller's is in the answers.
-        routes.append(Route("/health", _open(self._health), methods=["GET"]))
-        routes.append(Route("/ping", _open(self._ping), methods=["GET", "POST"]))
-        document = openapi_document(weir.__version__)
-        rendered = dump(document).encode()  # once: anybody may ask for it
-        routes.append(Route("/openapi.json", _open(lambda: _json_response(rendered)), methods=["GET"]))
-        page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
-        routes.append(Route("/docs", _open(lambda: HTMLResponse(page, headers=headers)), methods=["GET"]))
+        ]
         if metrics is not None:
-            routes.append(Route("/metrics", self._guarded(partial(_metrics, metrics)), methods=["GET"]))
-        return HttpApp(routes, _on_http_exception)
+            for_callers.append(("GET", "/metrics", partial(_metrics, metrics)))
+        answers = [(method, path, with_caller(handler)) for method, path, handler in for_callers]
+        recent = RecentRequestsApi(self._processor.spans.recent)
+        answers += [
+            ("GET", "/debug/requests", recent.list_requests),
+            ("GET", "/debug/requests/{request_id:path}", recent.request),
+            ("GET", "/health", _plain(self._health)),
+            ("GET", "/ping", _plain(self._ping)),
+            ("POST", "/ping", _plain(self._ping)),
+        ]
+        if console is not None:
+            answers += [("GET", path, answer) for path, answer in console.routes()]
+            answers += [("GET", path, _plain(make)) for path, make in console_files().items()]
+        answers += _documents()
+        return HttpApp(
+            [Route(path, self._endpoint(method, path, answer), methods=[method]) for method, path, answer in answers],
+            _on_http_exception,
+        )
 
-    def _guarded(self, handler: CallerHandler) -> Endpoint:
-        """For callers that are known; nothing is done, and no body read, for one that is not."""
+    def _endpoint(self, method: str, path: str, answer: Handler) -> Endpoint:
+        """For those callers that the table names."""
+        match http_callers_of(method, path):
+            case Callers.OPEN:
+                return _open(answer)
+            case Callers.TENANT:
+                return self._answering(self._admit_tenant, answer)
+            case Callers.OPERATOR:
+                return self._answering(self._admit_operator, answer)
+            case _:
+                logger.error("%s %s: not in the table of who may call what (http_access.py); nobody may", method, path)
+                return self._answering(_admit_nobody, answer)
 
-        def admit(request: Request) -> Callable[[], Awaitable[Response]]:
-            caller = request.state.caller = self._identify(request)
-            return partial(handler, request, caller)
+    def _admit_tenant(self, request: Request) -> None:
+        """Nothing is done, and no body read, for one that is not known. Raises Unauthenticated, Unavailable."""
+        request.state.caller = self._processor.identify(_shown_key(request))
 
-        return self._answering(admit)
+    def _admit_operator(self, request: Request) -> None:
+        """Who may see every tenant's. Raises Unauthenticated, PermissionDenied, Unavailable."""
+        is_from_here = request.client is not None and is_loopback(request.client.host)
+        self._processor.access.check_operator(_shown_key(request), is_from_here=is_from_here)
 
-    def _for_operators(self, handler: Callable[[Request], Awaitable[Response]]) -> Endpoint:
-        """For who may see every tenant's."""
-
-        def admit(request: Request) -> Callable[[], Awaitable[Response]]:
-            is_from_here = request.client is not None and _is_loopback(request.client.host)
-            self._processor.access.check_operator(_shown_key(request), is_from_here=is_from_here)
-            return partial(handler, request)
-
-        return self._answering(admit)
-
-    def _answering(self, admit: Callable[[Request], Callable[[], Awaitable[Response]]]) -> Endpoint:
+    def _answering(self, admit: Callable[[Request], None], answer: Handler) -> Endpoint:
         """`admit` raises for who may not. Gives the request its id (`state.correlation_id`), and makes answers of
         errors."""
 
@@ -145,9 +150,9 @@ class HttpFrontend:
             correlation_id = request.state.correlation_id = correlation.correlation_id
             request.state.caller = None
             try:
-                answer = admit(request)
+                admit(request)
                 correlation.check()
-                response = await answer()
+                response = await answer(request)
             except WeirError as error:
                 response = error_form_of(request.url.path).of_error(error, correlation_id)
             except BadBody as error:
@@ -168,10 +173,6 @@ class HttpFrontend:
     def _quota_headers(self, path: str, caller: Caller) -> dict[str, str]:
         quota = None if self._quotas is None else self._quotas.try_quota(caller.tenant)
         return {} if quota is None else rate_limit_headers(path, quota, time.time)
-
-    def _identify(self, request: Request) -> Caller:
-        """Raises Unauthenticated."""
-        return self._processor.identify(_shown_key(request))
 
     def _health(self) -> Response:
         is_ready = self._is_ready()
@@ -261,13 +262,6 @@ def _shown_key(request: Request) -> str | None:
     return try_read_key(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 async def _opening(renderer: AnswerRenderer) -> bytes:
     return await rendered(lambda: events_in_parts(renderer.opening()), renderer.num_prompt_ids)
 
@@ -283,16 +277,42 @@ async def _metrics(page: MetricsPage, request: Request, caller: Caller) -> Respo
     return Response(made.content, headers={"Content-Type": made.content_type, "Cache-Control": "no-store"})
 
 
-def _open(answer: Callable[[], Response]) -> Endpoint:
+def _open(answer: Handler) -> Endpoint:
     """For anybody. What is asked with an id that cannot be taken over is answered all the same: probes have no use for
     an error."""
 
     async def handle(request: Request) -> Response:
-        response = answer()
+        request.state.caller = None
+        response = await answer(request)
         mark(response, correlation_of(request.headers).correlation_id)
         return response
 
     return Endpoint(handle)
+
+
+def _admit_nobody(request: Request) -> None:
+    path = request.url.path[:_MAX_SHOWN_CHARS]
+    raise PermissionDenied(f"{request.method} {path}: has no entry in the table of who may call what, so nobody may")
+
+
+def _plain(make: Callable[[], Response]) -> Handler:
+    """The same, whatever is asked."""
+
+    async def answer(request: Request) -> Response:
+        del request
+        return make()
+
+    return answer
+
+
+def _documents() -> list[tuple[str, str, Handler]]:
+    document = openapi_document(weir.__version__)
+    rendered = dump(document).encode()  # once: anybody may ask for it
+    page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
+    return [
+        ("GET", "/openapi.json", _plain(lambda: _json_response(rendered))),
+        ("GET", "/docs", _plain(lambda: HTMLResponse(page, headers=headers))),
+    ]
 
 
 def _on_http_exception(request: Request, error: HTTPException) -> Response:

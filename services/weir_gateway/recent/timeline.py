@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weir.bus.messages import Placement
 from weir.core.clock import Clock
-from weir.core.errors import WeirError
+from weir.core.errors import WeirError, told_to_others
 from weir.core.life import Phase
 from weir.telemetry.request_record import (
     Mark,
@@ -80,13 +80,13 @@ class RequestTimeline:
             self._marks.append(Mark(phase, self._clock.now_s(), self._dispatch, _worker_of(phase, placement)))
 
     def interrupted(self, error: WeirError, num_output_tokens: int) -> None:
-        self._add_event("interrupted", num_output_tokens, error.message)
+        self._add_event("interrupted", num_output_tokens, told_to_others(error))
 
     def adopted(self, error: WeirError, num_output_tokens: int, waited_s: float) -> None:
         """Another worker goes on, after `waited_s` without one."""
         self._counts["moves"] += 1
         self._add_share("decode", PhaseShare("moving", round(waited_s * 1000, 3)))
-        self._add_event("adopted", num_output_tokens, error.message)
+        self._add_event("adopted", num_output_tokens, told_to_others(error))
 
     def claimed(self, num_output_tokens: int) -> None:
         self._add_event("claimed", num_output_tokens)
@@ -151,7 +151,7 @@ class RequestTimeline:
         return RequestRecord(
             summary=summary,
             max_tokens=about.max_tokens,
-            error="" if error is None else error.message[:_MAX_TEXT_CHARS],
+            error="" if error is None else told_to_others(error)[:_MAX_TEXT_CHARS],
             placement_reason="" if self._placement is None else self._placement.reason[:_MAX_TEXT_CHARS],
             phases=phases,
             events=tuple(self._events),

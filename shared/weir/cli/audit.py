@@ -1,6 +1,7 @@
-"""`weir audit`: the life events of an instance's requests, as a trace."""
+"""`weir audit`: the life events of an instance's requests, as a trace; or what its operators changed."""
 
 import asyncio
+import json
 import os
 import sys
 from contextlib import nullcontext
@@ -14,9 +15,10 @@ from weir.bus.audit import AuditStream
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
-from weir.cli import EXIT_NOT_RUNNING, options
+from weir.cli import EXIT_NOT_RUNNING, EXIT_USAGE, options
 from weir.cli.console import error_line, fail, stderr
 from weir.core.errors import WeirError
+from weir.runtime.change_log import read_changes
 from weir.runtime.config import NATS_SCHEMES, check_instance, check_url, default_runtime_dir
 from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.state import try_read_state
@@ -26,6 +28,9 @@ _CONNECT_TIMEOUT_S = 5.0
 
 def audit(
     out: Annotated[Path | None, typer.Option(help="File to write, for its owner alone. Default: stdout.")] = None,
+    changes: Annotated[
+        bool, typer.Option("--changes", help="Instead: who changed limits, policy, workers, models, keys.")
+    ] = False,
     instance: options.Instance = "",
     nats_url: Annotated[
         str, typer.Option(envvar="WEIR_NATS_URL", help="Its NATS server. Default: that of the stack that runs here.")
@@ -40,10 +45,21 @@ def audit(
 
     Gateways keep them with the setting audit (WEIR_AUDIT=true). The lines are a trace for the simulator.
 
+    With --changes: what operators changed, or were denied, from the files in the instance's logs folder.
+
     \b
     weir audit --out events.jsonl
     weir simulate events.jsonl --local 1
+    weir audit --changes
     """
+    if changes:
+        if nats_url:
+            fail(
+                "--changes reads files of this machine, and no NATS server: leave out --nats-url (WEIR_NATS_URL)",
+                code=EXIT_USAGE,
+            )
+        _print_changes(instance, out, runtime_dir)
+        return
     try:
         source = _source(instance, nats_url, nats_seed_file, runtime_dir)
         num_events = asyncio.run(_export(source, out))
@@ -60,6 +76,23 @@ class _Source:
     instance: str
     nats_url: str
     seed_file: str
+
+
+def _print_changes(instance: str, out: Path | None, runtime_dir: Path | None) -> None:
+    """Also of an instance that does not run: the files stay."""
+    try:
+        paths = choose_instance(runtime_dir or default_runtime_dir(), instance, None)
+        num_changes = 0
+        with nullcontext(sys.stdout) if out is None else _private(out) as file:
+            for change in read_changes(paths.logs):
+                file.write(f"{json.dumps(change)}\n")
+                num_changes += 1
+    except WeirError as error:
+        fail(error_line(error))
+    except OSError as error:
+        fail(f"weir audit --changes: {error}")
+    if out is not None:
+        stderr.print(f"{out}: {num_changes} changes of {paths.folder.name}", markup=False, soft_wrap=True)
 
 
 def _source(instance: str, nats_url: str, seed_file: str, runtime_dir: Path | None) -> _Source:

@@ -18,6 +18,8 @@ import typer
 from weir.bus.server import NatsServerMissing, find_nats_server
 from weir.cli import EXIT_FAILED, options
 from weir.cli.console import stdout
+from weir.core.cache_dir import kernels_dir
+from weir.core.trusted_folder import UntrustedFolder
 from weir.model.files.catalog import CATALOG, model_cache_dir
 from weir.runtime.extras import DISTRIBUTION, ExtraMissing, check_extra, install_command
 from weir.runtime.machine_memory import available_bytes
@@ -100,6 +102,10 @@ def _arithmetic(cores: int, flags: set[str]) -> Iterator[Finding]:
         yield Finding("device cpu", missing.message, "note")
         return
     threads = f"workers share {cores} threads as they are busy"
+    try:
+        kernels_dir()
+    except UntrustedFolder as error:
+        yield Finding("kernels", error.message, "missing", "whoever could write there could run programs as this user")
     try:
         yield Finding("device cpu", f"the default: int8, {instruction_set()} kernels; {threads}")
     except ValueError as error:

@@ -12,7 +12,7 @@ from weir.cli import EXIT_USAGE
 from weir.cli.console import fail
 from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, GenerateOptions, Tool, Tools, WeirClient
 from weir.client.chats import ToolMode
-from weir.client.messages import key_metadata
+from weir.core.credentials import key_metadata
 from weir.core.grammar import Grammar
 
 Address = Annotated[

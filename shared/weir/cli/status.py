@@ -109,6 +109,9 @@ def _print_process(process: ProcessReport, width: int) -> None:
 def _print_warnings(report: StackReport) -> None:
     for process in report.processes:
         _print_integrity(process)
+        if process.refusal:
+            said = f"{process.name} tells nothing of itself: {process.refusal}"
+            stderr.print(said, style="yellow", markup=False, soft_wrap=True)
     if report.state == "orphaned":
         stderr.print(
             "its supervisor was killed: nothing is restarted now; `weir up` replaces it, `weir down` removes it",

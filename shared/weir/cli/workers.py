@@ -163,7 +163,7 @@ def _drain_at(paths: InstancePaths, address: str, grace_s: float) -> None:
 async def _find_leader(processes: Sequence[ProcessState]) -> str | None:
     """The name of the scheduler that leads; None while none does, or answers."""
     schedulers = [process for process in processes if process.role == "scheduler" and process.address]
-    answers = await asyncio.gather(*(try_describe(process.address) for process in schedulers))
+    answers = await asyncio.gather(*(try_describe(process) for process in schedulers))
     for process, answer in zip(schedulers, answers, strict=True):
         if answer is not None and answer.metrics.get("is_leader"):
             return process.name

@@ -16,11 +16,11 @@ from weir.client.messages import (
     ProcessDescription,
     cancel_request,
     generate_request,
-    key_metadata,
     tokenize_request,
     with_deadline,
 )
 from weir.client.resumption import Resumption
+from weir.core.credentials import key_metadata
 from weir.core.options import GenerateOptions
 from weir.rpc.channel import MAX_MESSAGE_BYTES, make_channel
 from weir.rpc.errors import from_rpc_error
@@ -95,7 +95,7 @@ class WeirClient:
         return [ModelInfo.from_pb(model) for model in response.models]
 
     def describe(self) -> ProcessDescription:
-        """Metrics and integrity of the gateway."""
+        """Metrics and integrity of the gateway; for operators: `api_key` is one of theirs, where keys are in force."""
         return ProcessDescription.from_pb(self._ask(self._admin.Describe, admin_pb2.DescribeRequest()))
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from weir.client.messages import key_metadata
+from weir.core.credentials import key_metadata
 from weir.core.errors import Unavailable
 from weir.rpc.errors import from_rpc_error
 

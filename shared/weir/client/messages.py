@@ -154,12 +154,3 @@ def cancel_request(request_id: str) -> inference_pb2.CancelRequest:
     """Raises InvalidRequest for what the wire cannot carry."""
     check_text("request_id", request_id)
     return inference_pb2.CancelRequest(request_id=request_id)
-
-
-def key_metadata(api_key: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that names the caller. Raises ValueError for a key that no header can carry; it is not repeated."""
-    if not api_key:
-        return ()
-    if not (api_key.isascii() and api_key.isprintable()):
-        raise ValueError("the API key has characters that no header can carry: use printable ASCII")
-    return (("authorization", f"Bearer {api_key}"),)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from weir.client.messages import key_metadata
+from weir.core.credentials import key_metadata
 from weir.core.errors import InternalError, NotFound, PermissionDenied, Unauthenticated, Unavailable, WeirError
 from weir.telemetry.request_record import RequestList, RequestRecord
 

@@ -16,6 +16,8 @@ def is_of_this_machine(address: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return (mapped or address).is_loopback
     except ValueError:
         return host == "localhost"

@@ -3,8 +3,25 @@
 import os
 from pathlib import Path
 
+from weir.core.trusted_folder import make_trusted_folder
+
 
 def cache_dir() -> Path:
     """`$WEIR_CACHE`, or `~/.cache/weir`."""
     configured = os.environ.get("WEIR_CACHE")
     return Path(configured) if configured else Path.home() / ".cache" / "weir"
+
+
+def kernels_dir() -> Path:
+    """Of compiled kernels in it. It is there, and this user's alone: what is loaded from it is run.
+
+    Raises UntrustedFolder.
+    """
+    folder = cache_dir() / "kernels"
+    make_trusted_kernels(folder)
+    return folder
+
+
+def make_trusted_kernels(folder: Path) -> None:
+    """Of `kernels_dir`, or in it. Raises UntrustedFolder."""
+    make_trusted_folder(folder, cache_dir(), "set WEIR_CACHE to a folder of your own")

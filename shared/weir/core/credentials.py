@@ -33,6 +33,15 @@ def try_read_key(authorization: str, x_api_key: str) -> str | None:
     return x_api_key.strip() or None
 
 
+def key_metadata(api_key: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that names the caller. Raises ValueError for a key that no header can carry; it is not repeated."""
+    if not api_key:
+        return ()
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ValueError("the API key has characters that no header can carry: use printable ASCII")
+    return (("authorization", f"Bearer {api_key}"),)
+
+
 def masked_url(url: str) -> str:
     """The URL with its user, password or token replaced: for logs, errors, state files and terminals.
 

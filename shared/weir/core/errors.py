@@ -97,3 +97,10 @@ class Cancelled(WeirError):
 
 class InternalError(WeirError):
     """A defect of Weir."""
+
+
+def told_to_others(error: BaseException) -> str:
+    """For logs, spans and operators: the message, unless it may repeat what a client sent; then the kind alone."""
+    may_repeat = (InvalidRequest, NotFound, AlreadyExists, PermissionDenied, Unauthenticated)
+    is_told = isinstance(error, WeirError) and not isinstance(error, may_repeat)
+    return str(error) if is_told else type(error).__name__

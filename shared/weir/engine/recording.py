@@ -1,6 +1,7 @@
 """Steps from plan to result: checked against the plan first, then recorded in sequences, counters and events."""
 
 import math
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from weir.engine.plan import NO_SWAP, ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import Sequence
 from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, PAGE_TOKENS
 
+_DETAIL = re.compile(r"[:;\"'`]")
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
 
 
@@ -194,7 +196,9 @@ class Recorder:
 
 
 def _failure_of(error: str) -> Failure:
-    return Failure(FailureReason.INTERNAL, f"the grammar of its output cannot go on: {' '.join(error.split())}")
+    """How the error begins; what follows may repeat the answer, and stands in logs and spans then."""
+    begin = _DETAIL.split(error, maxsplit=1)[0]
+    return Failure(FailureReason.INTERNAL, f"the grammar of its output cannot go on: {' '.join(begin.split())}")
 
 
 def _reason_of(sequence: Sequence, max_context_tokens: int) -> FinishReason:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 
 from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, Overloaded, WeirError
+from weir.rpc.access import Callers, Port, RpcAccess
 from weir.rpc.errors import abort_with
 
 if TYPE_CHECKING:  # these are generic in their stubs only
@@ -28,9 +29,6 @@ if TYPE_CHECKING:  # these are generic in their stubs only
 
 _RETRY_AFTER_S = 1.0
 _SIDE_STREAMS, _SIDE_CALLS = "streams beside requests", "calls beside requests"
-
-CheckCaller = Callable[[Mapping[str, str]], object]
-"""Raises WeirError for a caller, known by the call's metadata, who is not let in."""
 
 
 class BodyBudget:
@@ -93,8 +91,8 @@ class BodyBudget:
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """`max_calls` of the guarded services together; `max_side_calls` of all others (health, reflection, Describe),
-    which nobody needs a key for, and again as many streams of them. More than `max_connections` are closed at once; one
+    """`max_calls` of what tenants call, together; `max_side_calls` of all others (health, reflection, Describe),
+    and again as many streams of them. More than `max_connections` are closed at once; one
     on which no HTTP/2 begins within `read_timeout_s` is closed then. A call that nobody has looked at for
     `max_pending_s` is cancelled: a caller who will not wait so long has set a deadline.
     """
@@ -118,21 +116,20 @@ class PortLimits:
 
 
 class PortGuard(grpc.aio.ServerInterceptor):
-    """Has to be the outermost interceptor. Synchronous handlers (none of ours) pass by."""
+    """Has to be the outermost interceptor. Synchronous handlers (none of ours) are refused.
 
-    def __init__(self, limits: PortLimits, bodies: BodyBudget) -> None:
+    `access` says who may call what; what is not in its table nobody may.
+    """
+
+    def __init__(self, limits: PortLimits, bodies: BodyBudget, access: RpcAccess | None = None) -> None:
         if limits.max_message_bytes > bodies.max_bytes:
             raise ValueError(
                 f"max_message_bytes {limits.max_message_bytes}: above the {bodies.max_bytes} of all bodies"
             )
         self.limits = limits
+        self.access = access or RpcAccess(Port.PUBLIC)
         self._bodies = bodies
-        self._checks: dict[str, CheckCaller] = {}
         self._num_calls: Counter[str] = Counter()
-
-    def guard(self, service_name: str, check_caller: CheckCaller) -> None:
-        """From now on calls of this service are for callers who pass, and count as requests."""
-        self._checks[service_name] = check_caller
 
     async def intercept_service(
         self,
@@ -145,12 +142,11 @@ class PortGuard(grpc.aio.ServerInterceptor):
         is_answer_stream = handler.response_streaming
         function = getattr(handler, handler_kind(handler))
         if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
-            made: Handler = handler
-            return made
-        service_name = handler_call_details.method.removeprefix("/").partition("/")[0]
-        check = self._checks.get(service_name)
+            return None
+        method = handler_call_details.method
         side = _SIDE_STREAMS if handler.request_streaming or is_answer_stream else _SIDE_CALLS
-        call = _Call(self, "requests" if check else side, check, handler, function)
+        kind = "requests" if self.access.callers_of(method) is Callers.TENANT else side
+        call = _Call(self, kind, method, handler, function)
         if is_answer_stream:
             wrapped = call.stream if inspect.isasyncgenfunction(function) else call.written_stream
             return grpc.stream_stream_rpc_method_handler(wrapped, call.deserializer, handler.response_serializer)
@@ -186,12 +182,10 @@ class PortGuard(grpc.aio.ServerInterceptor):
 class _Call:
     """The handler of one call."""
 
-    def __init__(
-        self, guard: PortGuard, kind: str, check: CheckCaller | None, handler: Any, function: Callable[..., Any]
-    ) -> None:
+    def __init__(self, guard: PortGuard, kind: str, method: str, handler: Any, function: Callable[..., Any]) -> None:
         self._guard = guard
         self._kind = kind
-        self._check = check
+        self._method = method
         self._function = function
         self._reads_itself = handler.request_streaming
         self._deserialize = handler.request_deserializer or (lambda data: data)
@@ -221,9 +215,7 @@ class _Call:
     ) -> Any:
         """What the handler takes. Errors become statuses here; the handler's own do in the other interceptors."""
         try:
-            if self._check is not None:
-                pairs = context.invocation_metadata() or ()
-                self._check({key: value for key, value in pairs if isinstance(value, str)})
+            self._guard.access.admit(self._method, context)
             counted.enter_context(self._guard.counted(self._kind))
             return requests if self._reads_itself else self._deserialize(await self._read(context))
         except WeirError as error:

@@ -15,11 +15,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 _OLD_PACKAGE, _PACKAGE = "grpc.reflection.v1alpha", "grpc.reflection.v1"
 _NAME = f"{_PACKAGE}.ServerReflection"
 _FILE = "grpc/reflection/v1/reflection.proto"
+REFLECTION_NAMES = (_NAME, reflection.SERVICE_NAME)
 
 
 def add_reflection(service_names: Iterable[str], server: grpc.aio.Server) -> None:
     """Of the services that are named, and of reflection itself; `server` is not started yet."""
-    names = (*service_names, _NAME, reflection.SERVICE_NAME)
+    names = (*service_names, *REFLECTION_NAMES)
     _add_file(descriptor_pool.Default())
     reflection.enable_server_reflection(names, server)
     handler = grpc.stream_stream_rpc_method_handler(

@@ -1,8 +1,8 @@
 """Servers: limits, keep-alive, and the interceptors that every process has.
 
-    call ─> TraceContext ─> Readiness ─> Errors ─> servicer
-            joins the       refuses until  WeirError -> status with details,
-            caller's trace  warmed up      anything else -> INTERNAL, logged, counted
+    call ─> Access ─> TraceContext ─> Readiness ─> Errors ─> servicer
+            the table of   joins the       refuses until  WeirError -> status with details,
+            who may        caller's trace  warmed up      anything else -> INTERNAL, logged, counted
 
 An interceptor is a `Guard`: an async context manager around the whole handler, unary or streaming.
 """
@@ -23,6 +23,7 @@ from opentelemetry.trace import SpanKind, Tracer
 
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable, WeirError
 from weir.core.trace_context import extract
+from weir.rpc.access import RpcAccess
 from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 from weir.rpc.errors import abort_with
 from weir.rpc.port_guard import PortLimits, handler_kind
@@ -79,7 +80,8 @@ def _public_options(limits: PortLimits) -> tuple[tuple[str, int], ...]:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Wraps every asynchronous handler in `around`, whatever its arity; synchronous ones (none of ours) pass by."""
+    """Wraps every handler in `around`, whatever its arity; synchronous ones (none of ours) are not served, since none
+    of this would be asked of them."""
 
     @abstractmethod
     def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AbstractAsyncContextManager[None]:
@@ -101,11 +103,11 @@ class Guard(grpc.aio.ServerInterceptor):
             return None
         kind = handler_kind(handler)
         function = getattr(handler, kind)
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
-            wrapped = self._wrap(function, handler_call_details.method, kind == "unary_unary")
-            handler = make_handler(wrapped, self.deserializer(handler), handler.response_serializer)
-        made: Handler = handler
+        if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+            return None
+        make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
+        wrapped = self._wrap(function, handler_call_details.method, kind == "unary_unary")
+        made: Handler = make_handler(wrapped, self.deserializer(handler), handler.response_serializer)
         return made
 
     def _wrap(self, function: Callable[..., Any], method: str, is_unary: bool) -> Callable[..., Any]:
@@ -125,6 +127,23 @@ class Guard(grpc.aio.ServerInterceptor):
                 return await answering
 
         return stream if inspect.isasyncgenfunction(function) else call
+
+
+class AccessGuard(Guard):
+    """Of ports of the stack: refuses who may not call a method. At a port for clients `PortGuard` does it, which asks
+    before the message is read."""
+
+    def __init__(self, access: RpcAccess) -> None:
+        self._access = access
+
+    @asynccontextmanager
+    async def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AsyncIterator[None]:
+        del is_unary
+        try:
+            self._access.admit(method, context)
+        except WeirError as error:
+            await abort_with(context, error)
+        yield
 
 
 class TraceContextGuard(Guard):
@@ -151,7 +170,10 @@ class TraceContextGuard(Guard):
             return
         name = method.removeprefix("/")
         attributes = {"rpc.system.name": "grpc", "rpc.method": name}
-        with self._tracer.start_as_current_span(name, kind=SpanKind.SERVER, attributes=attributes):
+        # Not the exception itself, whose message and traceback may repeat what a client sent.
+        with self._tracer.start_as_current_span(
+            name, kind=SpanKind.SERVER, attributes=attributes, record_exception=False
+        ):
             yield
 
 

@@ -26,10 +26,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from opentelemetry.trace import Tracer
 
 from weir.core.errors import WeirError
+from weir.core.trusted_folder import UntrustedFolder
 from weir.model.errors import ModelError
+from weir.rpc.access import Port, RpcAccess
 from weir.rpc.port_guard import PortGuard
-from weir.rpc.reflection import add_reflection
-from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
+from weir.rpc.reflection import REFLECTION_NAMES, add_reflection
+from weir.rpc.server import AccessGuard, ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
 from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
 from weir.runtime.config import ConfigError, ServiceConfig
@@ -50,6 +52,8 @@ _METRICS_FLUSH_S = 3.0
 _EXIT_MARGIN_S = 3.0
 _EXIT_USAGE = 2
 _ADMIN_NAME = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
+COMMON_SERVICES = (_ADMIN_NAME, health.SERVICE_NAME, *REFLECTION_NAMES)
+"""What every process serves."""
 _ConfigT = TypeVar("_ConfigT", bound=ServiceConfig)
 _OtherConfigT = TypeVar("_OtherConfigT", bound=ServiceConfig)
 
@@ -78,6 +82,7 @@ class Component(Protocol):
 class ServiceContext(Generic[_ConfigT]):
     """What a component is built from. `grpc_server` is bound but not started: add servicers to it.
 
+    `access` is told who is whom of those that the methods are for; until then those methods are refused.
     `admin` is served already; what a role can do beside describing itself is given to it.
     `request_shutdown(reason)` ends the process in order, with exit code 1: for a component that cannot go on.
     `notes`: lines for whoever started the process, who gets them when it is ready.
@@ -95,6 +100,7 @@ class ServiceContext(Generic[_ConfigT]):
     admin: AdminService
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     notes: list[str] = field(default_factory=list)
+    access: RpcAccess = field(default_factory=lambda: RpcAccess(Port.INNER))
 
     def in_role(self, role: str, process_id: str, config: _OtherConfigT) -> "ServiceContext[_OtherConfigT]":
         """For a part of the process that is known under a role and an id of its own."""
@@ -109,6 +115,7 @@ class ServiceContext(Generic[_ConfigT]):
             self.admin,
             self.resources,
             self.notes,
+            self.access,
         )
 
 
@@ -139,7 +146,7 @@ def run_service(
     gate: PortGuard | None = None,
 ) -> int:
     """Runs one process from start to end and returns its exit code: 0 after a signal, 1 when it could not go on, 2 for
-    a setting or a model that cannot be used: a ConfigError or ModelError, which another start would meet again.
+    a setting, a model or a folder of kernels that cannot be used, which another start would meet again.
 
     `service_names` are the full gRPC names that the component serves; health reports each of them. `gate`: of a
     process whose port clients reach.
@@ -182,8 +189,13 @@ class _Service(Generic[_ConfigT]):
         self._health = health.aio.HealthServicer()
         self._tracing = setup_tracing(role, config.instance, process_id, config.otlp_endpoint)
         self._tracer = self._tracing.get_tracer(f"weir.{role}")
+        self._access = RpcAccess(Port.INNER) if gate is None else gate.access
         guards = [TraceContextGuard(self._tracer), self._readiness, self._errors]
-        self._server = make_server(guards) if gate is None else make_server([gate, *guards], gate.limits)
+        self._server = (
+            make_server([AccessGuard(self._access), *guards])
+            if gate is None
+            else make_server([gate, *guards], gate.limits)
+        )
 
     async def run(self, build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]]) -> int:
         loop = asyncio.get_running_loop()
@@ -216,8 +228,10 @@ class _Service(Generic[_ConfigT]):
                 admin=self._admin,
                 resources=self._resources,
                 notes=self._notes,
+                access=self._access,
             )
         )
+        self._log_missing_callers()
         await self._open_metrics()
         await self._server.start()
         self._listening.publish()
@@ -244,15 +258,22 @@ class _Service(Generic[_ConfigT]):
     async def _add_common_services(self) -> None:
         for name in self._service_names:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        admin_pb2_grpc.add_AdminServicer_to_server(self._admin, self._server)
-        add_reflection((*self._service_names, _ADMIN_NAME, health.SERVICE_NAME), self._server)
+        add_common_services(self._server, self._admin, self._health, self._service_names)
+
+    def _log_missing_callers(self) -> None:
+        missing = self._access.find_missing((*self._service_names, *COMMON_SERVICES))
+        if missing:
+            _log.error(
+                "%s: not in the table of who may call what at %s (weir.rpc.access); nobody may",
+                ", ".join(missing),
+                self._access.port.value,
+            )
 
     async def _try_find_failure(self, starting: "asyncio.Task[None]") -> int | None:
         """The exit code of a start-up that failed: one clear line in the log, a traceback only if it is a defect."""
         try:
             await starting
-        except (ConfigError, ModelError) as error:
+        except (ConfigError, ModelError, UntrustedFolder) as error:
             _log.error("could not start: %s", error)
             return _EXIT_USAGE
         except (WeirError, OSError) as error:
@@ -330,6 +351,15 @@ class _Service(Generic[_ConfigT]):
             _log.error("%s took longer than %.1f s; going on", what, limit_s)
         except Exception:  # noqa: BLE001 - the boundary of the process
             _log.exception("%s failed; going on", what)
+
+
+def add_common_services(
+    server: grpc.aio.Server, admin: AdminService, servicer: health.aio.HealthServicer, service_names: Sequence[str]
+) -> None:
+    """What every process serves beside `service_names`."""
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
+    add_reflection((*service_names, _ADMIN_NAME, health.SERVICE_NAME), server)
 
 
 def _exit_hard_after(seconds: float) -> None:

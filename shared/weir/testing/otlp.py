@@ -28,6 +28,8 @@ class ReceivedSpan:
     end_ns: int
     attributes: dict[str, object]
     linked_span_ids: tuple[str, ...]
+    raw: bytes = b""
+    """All of it, events and status too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ def _spans_of(request: trace_service_pb2.ExportTraceServiceRequest) -> list[Rece
                     end_ns=span.end_time_unix_nano,
                     attributes={item.key: _value(item.value) for item in span.attributes},
                     linked_span_ids=tuple(link.span_id.hex() for link in span.links),
+                    raw=span.SerializeToString(),
                 )
             )
     return received

@@ -17,6 +17,7 @@ from uuid import uuid4
 import grpc
 
 from weir.bus.nats_users import NatsRole
+from weir.core.credentials import key_metadata
 from weir.core.ports import free_port
 from weir.runtime.stack.instances import end_instance
 from weir.runtime.stack.observe import try_observe
@@ -131,8 +132,10 @@ class Stack:
 
     def describe(self, process: ProcessView) -> admin_pb2.DescribeResponse:
         """Counters and integrity of one process."""
+        metadata = key_metadata(self._paths.try_read_admin_key() or "")
         with grpc.insecure_channel(process.address) as channel:
-            return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
+            stub = admin_pb2_grpc.AdminStub(channel)
+            return stub.Describe(admin_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, metadata=metadata)
 
     def metrics(self, process: ProcessView) -> dict[str, float]:
         """All metrics of one process; a plain dict, since a protobuf map gives 0 for a name that is not there."""

@@ -20,6 +20,7 @@ from weir.engine.plan import StepPlan
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
+from weir.rpc.access import Callers
 from weir.rpc.arena.client import ArenaClient
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.runtime.config import load_config
@@ -148,7 +149,8 @@ def _run_gateway() -> int:
             process, GatewaySettings.of(config), GatewayLoaders(connect, lambda: [byte_model()])
         )
         servicer = InferenceServicer(lambda: component.gateway.processor)
-        guard.guard(_GATEWAY_SERVICE, servicer.identify)
+        context.access.answer(Callers.TENANT, servicer.identify)
+        context.access.answer(Callers.OPERATOR, servicer.check_operator)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, context.grpc_server)
         return component
 

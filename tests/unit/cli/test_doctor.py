@@ -1,6 +1,7 @@
 """What `weir doctor` says that a stack needs is what the services' own bounds come to."""
 
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,13 @@ def test_too_few_open_files_are_a_warning_with_a_remedy(
     finding = doctor._open_files()
     assert (finding.verdict, "256 here" in finding.found) == (verdict, True)
     assert bool(finding.remedy) == (verdict == "warning")
+
+
+def test_a_cache_of_kernels_that_others_can_write_is_in_the_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WEIR_CACHE", str(tmp_path))
+    assert not [one for one in doctor._arithmetic(2, set()) if one.what == "kernels"]
+    (tmp_path / "kernels").chmod(0o777)
+    (finding,) = (one for one in doctor._arithmetic(2, set()) if one.what == "kernels")
+    assert (finding.verdict, "has mode 0777" in finding.found) == ("missing", True)

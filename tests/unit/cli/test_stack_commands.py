@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from weir.cli.app import app
 from weir.core.process import own_identity
+from weir.runtime.change_log import Change, ChangeLog
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.processes import tag, try_identify
 from weir.runtime.stack.state import ProcessState, StackState, read_boot_id, write_state
@@ -319,3 +320,25 @@ def test_every_command_has_a_help_text(tmp_path: Path, command: str) -> None:
     shown = weir(tmp_path, *command.split(), "--help")
     assert shown.returncode == 0
     assert "Usage: weir" in shown.stdout
+
+
+def test_changes_of_operators_are_printed_of_an_instance_that_has_ended_too(tmp_path: Path) -> None:
+    paths = InstancePaths(tmp_path / "a")
+    paths.make()
+    seconds = iter((2.0, 1.0))
+    for process in ("scheduler-0", "supervisor"):
+        log = ChangeLog(paths.changes_file(process), process, now_s=lambda: next(seconds))
+        log.write(Change("here", "set policy", "policy", "done", "fcfs", "srtf"))
+    shown = weir(tmp_path, "audit", "--changes", "--instance", "a")
+    assert shown.returncode == 0
+    lines = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [(line["process"], line["object"]) for line in lines] == [
+        ("supervisor", "policy"),
+        ("scheduler-0", "policy"),
+    ]
+    out = tmp_path / "changes.jsonl"
+    assert weir(tmp_path, "audit", "--changes", "--instance", "a", "--out", str(out)).returncode == 0
+    assert out.read_text() == shown.stdout
+    assert out.stat().st_mode & 0o777 == 0o600
+    refused = weir(tmp_path, "audit", "--changes", "--nats-url", "nats://127.0.0.1:1")
+    assert (refused.returncode, "leave out --nats-url" in refused.stderr) == (2, True)

@@ -117,3 +117,18 @@ def test_a_grammar_that_cannot_go_on_ends_its_own_sequence_without_a_token(engin
     assert failure.message == "the grammar of its output cannot go on: it is not to be had"
     assert tokens_of(events, FREE) == []
     assert {end_of(events, number).failure for number in (*range(FREE), FREE + 1)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("it is not to be had", "it is not to be had"),
+        ('Parser Error: token "secret" doesn\'t satisfy the grammar', "Parser Error"),
+        ("no way on from 'secret'", "no way on from"),
+    ],
+)
+def test_what_a_grammar_says_of_an_answer_is_not_told(error: str, told: str) -> None:
+    """The failure stands in logs and spans."""
+    failure = end_of(run_all({FREE: GrammarState(UnusableGrammar(error))}), FREE).failure
+    assert failure is not None
+    assert failure.message == f"the grammar of its output cannot go on: {told}"

@@ -59,7 +59,7 @@ async def test_a_request_has_a_server_span_with_genai_attributes(world: World) -
         "gen_ai.request.top_k": 0,
         "gen_ai.request.presence_penalty": 0.0,
         "gen_ai.request.frequency_penalty": 0.0,
-        "gen_ai.request.stop_sequences": ("zzz",),
+        "weir.request.num_stop": 1,
         "gen_ai.response.model": "bytes",
         "gen_ai.response.finish_reasons": ("length",),
         "gen_ai.usage.input_tokens": 9,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
+from grpc_health.v1 import health
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -21,8 +22,11 @@ from weir.bus.messages import Placement
 from weir.bus.protocol import Bus
 from weir.core.clock import Clock, SystemClock
 from weir.core.life import SchedulingParams
+from weir.rpc.access import Callers
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
+from weir.runtime.admin import AdminService, Description, Identity
+from weir.runtime.service import add_common_services
 from weir.wire.v1 import inference_pb2_grpc
 from weir_gateway.batches.jobs import BatchSettings
 from weir_gateway.batches.runner import RunnerSettings
@@ -36,6 +40,7 @@ from weir_gateway.settings import GatewaySettings
 from weir_gateway.workers.connection import ConnectionSettings
 
 GATEWAY_ID = "gateway-0-00000000"
+INFERENCE = "weir.v1.Inference"
 
 FAST = GatewaySettings(
     instance=INSTANCE,
@@ -175,9 +180,12 @@ async def _running(part: _PartT) -> AsyncIterator[_PartT]:
 async def _served(servicer: InferenceServicer, process: GatewayProcess, limits: PortLimits) -> AsyncIterator[str]:
     """Yields the address of the gRPC port."""
     guard = PortGuard(limits, process.bodies)
-    guard.guard("weir.v1.Inference", servicer.identify)
+    guard.access.answer(Callers.TENANT, servicer.identify)
+    guard.access.answer(Callers.OPERATOR, servicer.check_operator)
     server = make_server([guard, TraceContextGuard(process.tracer), ErrorGuard()], limits)
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+    admin = AdminService(Identity("gateway", process.gateway_id, "bytes"), Description)
+    add_common_services(server, admin, health.aio.HealthServicer(), [INFERENCE])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

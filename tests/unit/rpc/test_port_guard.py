@@ -7,7 +7,7 @@ import gc
 import random
 import socket
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,12 +18,14 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 
 from weir.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unauthenticated, WeirError
+from weir.rpc.access import Callers, RpcAccess, RpcCaller
+from weir.rpc.access import Port as ClientPort
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
 
 LIMITS = PortLimits(max_message_bytes=100_000, max_calls=4, max_side_calls=2, read_timeout_s=0.5)
-KEY = (("key", "good"),)
+KEY = (("authorization", "Bearer good"),)
 
 
 class Text:
@@ -127,8 +129,8 @@ async def until(holds: Callable[[], bool]) -> None:
     pytest.fail("not within 5 s")
 
 
-def check_key(metadata: Mapping[str, str]) -> None:
-    if metadata.get("key") != "good":
+def check_key(caller: RpcCaller) -> None:
+    if caller.key != "good":
         raise Unauthenticated("show a key")
 
 
@@ -136,8 +138,13 @@ def check_key(metadata: Mapping[str, str]) -> None:
 async def open_port(limits: PortLimits = LIMITS, max_bodies_bytes: int = 1_000_000) -> AsyncIterator[Port]:
     """Checks at the end that all room came back."""
     bodies = BodyBudget(max_bodies_bytes, wait_s=0.2)
-    port = Port(PortGuard(limits, bodies), bodies)
-    port.guard.guard("test.Keyed", check_key)
+    table = {
+        f"{service}/{kind}": (callers, None)
+        for service, callers in (("test.Keyed", Callers.TENANT), ("test.Open", Callers.OPEN))
+        for kind in KINDS
+    }
+    port = Port(PortGuard(limits, bodies, RpcAccess(ClientPort.PUBLIC, table)), bodies)
+    port.guard.access.answer(Callers.TENANT, check_key)
     readiness = ReadinessGuard(["test.Keyed"])
     readiness.open()
     guards = [TraceContextGuard(NoOpTracer()), readiness, ErrorGuard()]

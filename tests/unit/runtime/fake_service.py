@@ -14,7 +14,10 @@ from typing import Any
 from opentelemetry import trace
 
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
+from weir.core.trusted_folder import UntrustedFolder
 from weir.model.errors import ModelError
+from weir.rpc.access import Callers
+from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
 from weir.runtime.config import ConfigError, ServiceConfig, load_config, setting
 from weir.runtime.service import Description, ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
@@ -102,15 +105,20 @@ async def build(context: ServiceContext[FakeConfig]) -> FakeService:
         raise ConfigError("arena_bytes 5: too small")
     if context.config.fail == "model":
         raise ModelError("no model 'm'")
+    if context.config.fail == "folder":
+        raise UntrustedFolder("/cache/kernels has mode 0777")
     service = FakeService(context)  # type: ignore[abstract]  # what it lacks is UNIMPLEMENTED
     context.resources.callback(service.release)
     inference_pb2_grpc.add_InferenceServicer_to_server(service, context.grpc_server)
+    for callers in (Callers.TENANT, Callers.OPERATOR):
+        context.access.answer(callers, lambda _: None)
     return service
 
 
 def main() -> int:
     config = load_config(FakeConfig, sys.argv[1:], environ=os.environ)
-    return run_service("gateway", config, build, ["weir.v1.Inference"])
+    guard = PortGuard(PortLimits(1 << 20, max_calls=64), BodyBudget(1 << 26))
+    return run_service("gateway", config, build, ["weir.v1.Inference"], guard)
 
 
 if __name__ == "__main__":

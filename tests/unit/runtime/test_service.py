@@ -85,6 +85,7 @@ def test_a_service_that_warms_up_is_alive_but_refuses_work(service_folder: Path)
         ("start", 1, "no arena at unix:/nowhere"),
         ("setting", 2, "arena_bytes 5: too small"),
         ("model", 2, "no model 'm'"),
+        ("folder", 2, "/cache/kernels has mode 0777"),
     ],
 )
 def test_a_failed_start_is_one_clear_line(service_folder: Path, fail: str, code: int, line: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import grpc.aio
+from grpc_health.v1 import health
 from tests.unit.scheduler.rig import make_limits
 from tests.unit.scheduler.scripted import SUBJECTS
 
@@ -13,14 +14,17 @@ from weir.bus.codec import decode
 from weir.bus.configuration import MESSAGE_TYPES, Written
 from weir.bus.in_memory import InMemoryHub
 from weir.client.scheduling import SchedulingClient, SchedulingView
+from weir.rpc.access import Callers, Port, RpcAccess
 from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
-from weir.rpc.server import ErrorGuard, make_server
+from weir.rpc.server import AccessGuard, ErrorGuard, make_server
+from weir.runtime.admin import AdminService, Identity
+from weir.runtime.service import add_common_services
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 from weir_scheduler.component import SchedulerComponent
 from weir_scheduler.effective_limits import EffectiveLimits
 from weir_scheduler.limits_keeper import LimitsKeeper, LimitsSource
-from weir_scheduler.operator_calls import OperatorGate, SchedulingServicer
+from weir_scheduler.operator_calls import OperatorGate, SchedulingServicer, WorkerOperations
 
 _T = TypeVar("_T")
 FILE = "[tenants.acme]\nweight = 2\n"
@@ -75,17 +79,24 @@ class Keeping:
 class Served:
     """The operators' calls of schedulers, over real gRPC."""
 
-    def __init__(self, *components: SchedulerComponent, admin_key: str = "") -> None:
+    def __init__(self, *components: SchedulerComponent, admin_key: str = "", has_guard: bool = True) -> None:
+        """`has_guard`: at the port's door, as in a process."""
         self._components = components
+        self._has_guard = has_guard
         self._admin_key = admin_key
 
     async def __aenter__(self) -> "Served":
-        self._servers = [make_server([ErrorGuard()]) for _ in self._components]
+        self._servers = []
         addresses = []
-        for server, component in zip(self._servers, self._components, strict=True):
-            scheduling_pb2_grpc.add_SchedulingServicer_to_server(
-                SchedulingServicer(OperatorGate(component.leader_admins)), server
-            )
+        for component in self._components:
+            gate, access = OperatorGate(component.leader_admins, component.changes), RpcAccess(Port.INNER)
+            access.answer(Callers.OPERATOR, gate.check)
+            server = make_server([AccessGuard(access), ErrorGuard()] if self._has_guard else [ErrorGuard()])
+            self._servers.append(server)
+            scheduling_pb2_grpc.add_SchedulingServicer_to_server(SchedulingServicer(gate), server)
+            admin = AdminService(Identity("scheduler", "scheduler-0-aa", ""), component.describe)
+            admin.answer_operators(WorkerOperations(gate))
+            add_common_services(server, admin, health.aio.HealthServicer(), ["weir.v1.Scheduling"])
             addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
         self.addresses = addresses

@@ -28,6 +28,7 @@ from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.clock import SystemClock
 from weir.core.tasks import end_tasks
+from weir.runtime.change_log import ChangeLog
 from weir.scheduling.limits import CoreLimits
 from weir_scheduler.component import SchedulerComponent, SchedulerSettings
 
@@ -159,6 +160,7 @@ class Stack:
             record.worker_id: record for record in (make_worker("p", "prefill"), make_worker("d", "decode"))
         }
         self.shutdowns: list[str] = []
+        self.changes: ChangeLog | None = None
         self._schedulers: list[SchedulerComponent] = []
         self._gateways: list[ScriptedGateway] = []
         self._workers_bus = self.hub.connect()
@@ -183,6 +185,7 @@ class Stack:
             tracer=self.tracer,
             clock=SystemClock(),
             request_shutdown=self.shutdowns.append,
+            changes=self.changes,
         )
 
     async def add_gateway(self, gateway_id: str = "g0") -> ScriptedGateway:

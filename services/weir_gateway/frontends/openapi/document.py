@@ -8,11 +8,13 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from weir.core.options import NUMBER_RULES, NumberRule
+from weir.rpc.access import Callers
 from weir.telemetry.request_record import RequestList, RequestRecord
 from weir.telemetry.stack_snapshot import StackSnapshot
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody
 from weir_gateway.frontends.batches.handlers import BatchBody
 from weir_gateway.frontends.console.api import StackPages, StackSteps
+from weir_gateway.frontends.http_access import http_callers_of
 from weir_gateway.frontends.openai.schema import LEAST_SEED, ChatBody, CompletionBody
 from weir_gateway.frontends.openapi.answers import ANSWERS, Schema
 from weir_gateway.frontends.responses.schema import ResponsesBody
@@ -50,7 +52,7 @@ _ANTHROPIC_ERRORS = (400, 401, 403, 404, 409, 413, 429, 499, 500, 503, 504, 529)
 
 @dataclass(frozen=True, slots=True)
 class ApiOperation:
-    """One method of one path. `answer`: the schema of what comes with 200; `is_open`: without a key."""
+    """One method of one path. `answer`: the schema of what comes with 200."""
 
     method: str
     path: str
@@ -58,8 +60,17 @@ class ApiOperation:
     answer: str = _NO_ANSWER
     body: type[BaseModel] | None = None
     streams: bool = False
-    is_open: bool = False
     parameters: tuple[str, ...] = ()
+
+    @property
+    def callers(self) -> Callers | None:
+        """Who may call it."""
+        return http_callers_of(self.method, self.path)
+
+    @property
+    def is_open(self) -> bool:
+        """Without a key."""
+        return self.callers is Callers.OPEN
 
     @property
     def is_anthropic(self) -> bool:
@@ -97,9 +108,9 @@ OPERATIONS = (
     ApiOperation("GET", "/debug/stack/events", "The same every second", streams=True),
     ApiOperation("GET", "/debug/steps", "The last steps of each worker; for operators", "StackSteps"),
     ApiOperation("GET", "/debug/pages", "The page map of each arena; for operators", "StackPages"),
-    ApiOperation("GET", "/health", "Whether it serves", "Health", is_open=True),
-    ApiOperation("GET", "/ping", "The same, without a body", is_open=True),
-    ApiOperation("POST", "/ping", "The same, without a body", is_open=True),
+    ApiOperation("GET", "/health", "Whether it serves", "Health"),
+    ApiOperation("GET", "/ping", "The same, without a body"),
+    ApiOperation("POST", "/ping", "The same, without a body"),
 )
 
 

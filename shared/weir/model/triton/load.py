@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weir.core.device import FP8_MATRICES, INT8_PAGES, Arithmetic, Device, Precision
+from weir.core.trusted_folder import make_trusted_folder
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.cuda import CudaDriverError
 from weir.kv.memory.device import DeviceMemory, try_memory_kind
@@ -97,11 +98,20 @@ def weight_format(arithmetic: Arithmetic, device: torch.device) -> WeightFormat:
 def start_device(device: Device, num_threads: int) -> None:
     """What takes long while it holds the interpreter's lock: imports what runners need, and begins to use the device.
 
-    Raises ModelError: there is no such device. `num_threads` as for `load_on_device`.
+    Raises ModelError: there is no such device; UntrustedFolder where others could put kernels into Triton's cache.
+    `num_threads` as for `load_on_device`.
     """
     if _begin(device, num_threads).type == "cuda":
+        check_triton_cache(os.environ)
         torch.cuda.init()  # type: ignore[no-untyped-call]
     import weir.model.triton.runner  # noqa: F401, PLC0415 - and with it Triton, which `_begin` has to come before
+
+
+def check_triton_cache(environ: Mapping[str, str]) -> None:
+    """Triton loads from it what it runs, in this process and on the GPU. Raises UntrustedFolder."""
+    home = Path(environ.get("TRITON_HOME") or Path.home())
+    folder = Path(environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    make_trusted_folder(folder, folder, "set TRITON_CACHE_DIR to a folder of your own")
 
 
 def load_on_device(

@@ -15,7 +15,7 @@ import numba
 import xxhash
 from numba.extending import intrinsic
 
-from weir.core.cache_dir import cache_dir
+from weir.core.cache_dir import kernels_dir, make_trusted_kernels
 from weir.core.file_lock import file_lock
 from weir.ops.simd.features import instruction_set
 
@@ -37,11 +37,16 @@ def kernel_sources() -> list[Path]:
 
 @cache
 def kernel_cache_directory() -> Path:
-    """`$WEIR_CACHE/kernels/<instruction set>-<digest>`, by default in `~/.cache/weir`; of sources and compiler."""
+    """`$WEIR_CACHE/kernels/<instruction set>-<digest>`, by default in `~/.cache/weir`; of sources and compiler.
+
+    It is there, and this user's alone. Raises UntrustedFolder: what numba loads from it, it runs.
+    """
     digest = xxhash.xxh3_64(f"{numba.__version__} {llvmlite.__version__}".encode())
     for source in kernel_sources():
         digest.update(str(source.relative_to(_ROOMS)).encode() + b"\0" + source.read_bytes())
-    return cache_dir() / "kernels" / f"{instruction_set()}-{digest.hexdigest()}"
+    folder = kernels_dir() / f"{instruction_set()}-{digest.hexdigest()}"
+    make_trusted_kernels(folder)
+    return folder
 
 
 @contextmanager
@@ -51,9 +56,7 @@ def compiling_alone() -> Iterator[None]:
     numba's own files would survive it otherwise, but not always with every kernel under its own name. Raises
     StillLocked when another process has been compiling for too long.
     """
-    directory = kernel_cache_directory()
-    directory.mkdir(parents=True, exist_ok=True)
-    with file_lock(directory / "lock", "compiling kernels", timeout_s=_COMPILING_TIMEOUT_S):
+    with file_lock(kernel_cache_directory() / "lock", "compiling kernels", timeout_s=_COMPILING_TIMEOUT_S):
         yield
 
 

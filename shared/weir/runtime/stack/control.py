@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable, WeirError
 from weir.core.fields import parse_toml
+from weir.runtime.change_log import HERE, ChangeLog, Told, new_correlation_id, shown_name
 from weir.runtime.stack.model_changes import ModelChanges
 from weir.runtime.stack.models import StackModel
 
@@ -20,9 +21,9 @@ _MAX_CALLS = 16
 
 
 @asynccontextmanager
-async def serve_control(path: Path, changes: ModelChanges) -> AsyncIterator[None]:
-    """Answers until it is left; what is under way then is broken off."""
-    service = _Control(changes)
+async def serve_control(path: Path, changes: ModelChanges, log: ChangeLog) -> AsyncIterator[None]:
+    """Answers until it is left; what is under way then is broken off. `log` hears what was changed."""
+    service = _Control(changes, log)
     server = await asyncio.start_unix_server(service.on_call, path, limit=_MAX_LINE_BYTES)
     try:
         yield
@@ -32,8 +33,9 @@ async def serve_control(path: Path, changes: ModelChanges) -> AsyncIterator[None
 
 
 class _Control:
-    def __init__(self, changes: ModelChanges) -> None:
+    def __init__(self, changes: ModelChanges, log: ChangeLog) -> None:
         self._changes = changes
+        self._log = log
         self._changing = asyncio.Lock()
         self._calls: set[asyncio.Task[Any]] = set()
 
@@ -74,12 +76,27 @@ class _Control:
     async def _change(self, request: Mapping[str, Any]) -> dict[str, Any]:
         match request["do"]:
             case "add":
-                await self._changes.add(model_from_json(request["model"]))
+                model = model_from_json(request["model"])
+                async with self._logged("add model", model.name, after=f"{model.model} {model.precision}".strip()):
+                    await self._changes.add(model)
                 return {}
             case "remove":
-                return asdict(await self._changes.remove(str(request["name"]), float(request["timeout_s"])))
+                name, timeout_s = str(request["name"]), float(request["timeout_s"])
+                async with self._logged("remove model", name):
+                    return asdict(await self._changes.remove(name, timeout_s))
             case other:
                 raise InvalidRequest([FieldViolation("do", f"{other!r}: must be add or remove")])
+
+    @asynccontextmanager
+    async def _logged(self, action: str, name: str, after: str = "") -> AsyncIterator[None]:
+        """Only this user's commands reach the socket."""
+        correlation_id = new_correlation_id()
+        try:
+            yield
+        except WeirError as error:
+            self._log.write_failure(HERE, action, [name], error, correlation_id)
+            raise
+        self._log.write_all(HERE, action, [Told(shown_name(name), after=after)], correlation_id)
 
 
 def model_from_json(fields: Mapping[str, Any]) -> StackModel:

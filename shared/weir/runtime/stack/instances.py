@@ -15,6 +15,7 @@ from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, WeirError
 from weir.core.ports import LOOPBACK, NoFreePort, free_port, hold_port, server_ports
 from weir.core.process import ProcessIdentity
+from weir.runtime.change_log import HERE, Change, ChangeLog
 from weir.runtime.config import check_instance
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
 from weir.runtime.stack.control import serve_control
@@ -41,6 +42,7 @@ _LOCK_S = 5.0
 _NUM_OWN_DESCRIPTORS = 64  # of a supervisor that watches nobody
 _STOP_LIMIT_S = 30.0  # of a supervisor that has not written its state yet
 _MAX_PORT = 65_535
+_SUPERVISOR = "supervisor"
 
 
 class CannotStart(WeirError):
@@ -79,6 +81,8 @@ async def run_stack(
     if shortage is not None:
         reporter.warn(shortage)
 
+    changes = ChangeLog(config.paths.changes_file(_SUPERVISOR), _SUPERVISOR)
+
     def make_plan() -> StackPlan:
         held.enter_context(_hold_port(config.host, config.grpc_port, "--grpc-port"))
         held.enter_context(_hold_port(config.host, config.http_port, "--http-port"))
@@ -88,7 +92,8 @@ async def run_stack(
             plan = plan_stack(config, nats_port(), gateways, ports, stack_models)
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
-        config.paths.make_admin_key()
+        made = config.paths.make_admin_key()
+        changes.write(Change(HERE, "make admin key", config.paths.admin_key_file.name, "done", after=made.hex()[:8]))
         if not config.nats:
             config.paths.make_nats_keys()
         for index in range(1, len(stack_models.models)):
@@ -102,8 +107,8 @@ async def run_stack(
 
     def serve_changes(supervisor: Supervisor) -> AbstractAsyncContextManager[None]:
         url = nats_url_of(config, nats_port())
-        changes = ModelChanges(config, stack_models, url, supervisor, hold_metrics_ports)
-        return serve_control(config.paths.control_socket, changes)
+        models_of = ModelChanges(config, stack_models, url, supervisor, hold_metrics_ports)
+        return serve_control(config.paths.control_socket, models_of, changes)
 
     with ExitStack() as held:
         return await run_planned(config.paths, make_plan, reporter, environ, beside=serve_changes)

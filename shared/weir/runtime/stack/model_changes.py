@@ -121,7 +121,7 @@ class ModelChanges:
         shown = served_name(model)
         self._set(tuple(one for one in self._models if one is not model))
         await self._wait_gateways(shown, "be rid of", timeout_s)
-        num_open = sum([await _num_open(state, shown) or 0 for state in self._gateways()])
+        num_open = sum([await self._num_open(state, shown) or 0 for state in self._gateways()])
         ending = [one.name for one in self._processes.states if one.role in MODEL_ROLES and one.model == model.name]
         await self._processes.end_some(ending)
         held = self._held.pop(model.name, None)
@@ -163,19 +163,19 @@ class ModelChanges:
         while True:
             late = []
             for state in self._gateways():
-                num_open = await _num_open(state, name)
+                num_open = await self._num_open(state, name)
                 if (num_open is None) == (wanted == "serve"):
                     late.append(state.name)
             if not late or clock.now_s() > deadline_s or self._processes.phase != "ready":
                 return ", ".join(late)
             await asyncio.sleep(_POLL_S)
 
-
-async def _num_open(gateway: ProcessState, name: str) -> int | None:
-    """Requests of a model that it has; None: it does not serve it, or does not answer."""
-    described = await try_describe(gateway.address) if gateway.address else None
-    value = None if described is None else dict(described.metrics).get(open_requests_metric(name))
-    return None if value is None else int(value)
+    async def _num_open(self, gateway: ProcessState, name: str) -> int | None:
+        """Requests of a model that it has; None: it does not serve it, or does not answer."""
+        admin_key = self._config.paths.try_read_admin_key() or ""
+        described = await try_describe(gateway, admin_key) if gateway.address else None
+        value = None if described is None else dict(described.metrics).get(open_requests_metric(name))
+        return None if value is None else int(value)
 
 
 def served_name(model: StackModel) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import grpc
 import grpc.aio
 
+from weir.core.credentials import key_metadata
+from weir.core.errors import PermissionDenied, Unauthenticated, WeirError
 from weir.rpc.channel import make_channel
+from weir.rpc.errors import from_rpc_error
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.processes import is_running
 from weir.runtime.stack.state import ProcessState, try_read_state
@@ -37,6 +39,8 @@ class ProcessReport:
     process_id: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     integrity_errors: tuple[str, ...] = ()
+    refusal: str = ""
+    """Why it says nothing of itself, though it answers."""
 
     @property
     def duty(self) -> str:
@@ -68,7 +72,10 @@ async def try_observe(paths: InstancePaths) -> StackReport | None:
     if state is None:
         return None
     is_supervised = is_running(state.supervisor)
-    reports = await asyncio.gather(*(_observe_process(process, is_supervised) for process in state.processes))
+    admin_key = paths.try_read_admin_key() or ""
+    reports = await asyncio.gather(
+        *(_observe_process(process, admin_key, is_supervised=is_supervised) for process in state.processes)
+    )
     if not is_supervised and all(report.state == "dead" for report in reports):
         return None
     return StackReport(
@@ -81,16 +88,18 @@ async def try_observe(paths: InstancePaths) -> StackReport | None:
     )
 
 
-async def _observe_process(process: ProcessState, is_supervised: bool) -> ProcessReport:
+async def _observe_process(process: ProcessState, admin_key: str, *, is_supervised: bool) -> ProcessReport:
     runs = process.identity is not None and is_running(process.identity)
     condition = _condition(process, runs=runs, is_supervised=is_supervised)
-    described = admin_pb2.DescribeResponse()
+    described, refusal = admin_pb2.DescribeResponse(), ""
     if runs and process.address and process.role != "nats":
-        answer = await try_describe(process.address)
-        if answer is not None:
-            described = answer
-        elif condition == "ready":
-            condition = "silent"
+        try:
+            described = await _describe(process.address, _key_for(process, admin_key))
+        except WeirError as error:
+            if isinstance(error, Unauthenticated | PermissionDenied):
+                refusal = error.message
+            elif condition == "ready":
+                condition = "silent"
     return ProcessReport(
         name=process.name,
         role=described.role or process.role,
@@ -105,6 +114,7 @@ async def _observe_process(process: ProcessState, is_supervised: bool) -> Proces
         process_id=described.process_id,
         metrics=dict(described.metrics),
         integrity_errors=tuple(described.integrity_errors),
+        refusal=refusal,
     )
 
 
@@ -117,14 +127,29 @@ def _condition(process: ProcessState, *, runs: bool, is_supervised: bool) -> Con
     return "restarting" if process.phase == "ready" else process.phase
 
 
-async def try_describe(address: str) -> admin_pb2.DescribeResponse | None:
-    """None: it does not answer."""
+async def try_describe(process: ProcessState, admin_key: str = "") -> admin_pb2.DescribeResponse | None:
+    """None: it does not answer, or not to who shows this key."""
+    try:
+        return await _describe(process.address, _key_for(process, admin_key))
+    except WeirError:
+        return None
+
+
+def _key_for(process: ProcessState, admin_key: str) -> str:
+    """Gateways tell operators alone how they do; no other process needs the key, or gets it."""
+    return admin_key if process.role == "gateway" else ""
+
+
+async def _describe(address: str, admin_key: str) -> admin_pb2.DescribeResponse:
+    """Raises WeirError."""
     async with make_channel(address) as channel:
         stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
         try:
-            return await stub.Describe(admin_pb2.DescribeRequest(), timeout=_DESCRIBE_S)
-        except grpc.aio.AioRpcError:
-            return None
+            return await stub.Describe(
+                admin_pb2.DescribeRequest(), timeout=_DESCRIBE_S, metadata=key_metadata(admin_key)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
 
 
 def _seconds_since(moment: float) -> float:

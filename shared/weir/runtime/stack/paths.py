@@ -12,7 +12,7 @@ from pathlib import Path
 from weir.bus.nats_users import NATS_ROLES, NatsRole, make_seed, server_config
 from weir.bus.subjects import Subjects
 from weir.core.addresses import UNIX
-from weir.core.credentials import make_key
+from weir.core.credentials import key_digest, make_key
 from weir.core.errors import WeirError
 from weir.core.process import ProcessIdentity, own_identity
 from weir.runtime.address import SOCKET_SUFFIX, UNFINISHED_SOCKETS
@@ -78,8 +78,16 @@ class InstancePaths:
     def supervisor_log(self) -> Path:
         return self.log_file("supervisor")
 
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
     def log_file(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
+        return self.logs / f"{name}.log"
+
+    def changes_file(self, name: str) -> Path:
+        """What operators changed through this process."""
+        return self.logs / f"changes-{name}.jsonl"
 
     def ready_file(self, name: str) -> Path:
         return self.folder / "ready" / f"{name}.json"
@@ -91,16 +99,18 @@ class InstancePaths:
     def make(self) -> None:
         """Makes the folders, with mode 0700. Raises UnsafeFolder if one is not this user's alone, or cannot be made."""
         make_own_folder(self.folder.parent)
-        for folder in (self.folder, self.folder / "logs", self.folder / "ready"):
+        for folder in (self.folder, self.logs, self.folder / "ready"):
             make_private_folder(folder)
 
     def make_arena_folder(self, index: int) -> None:
         """Raises UnsafeFolder."""
         make_private_folder(self.arena_socket(index).parent)
 
-    def make_admin_key(self) -> None:
-        """A new key, for this user's commands: whoever may read it could stop the stack as well."""
-        _write_secret(self.admin_key_file, make_key())
+    def make_admin_key(self) -> bytes:
+        """A new key, for this user's commands: whoever may read it could stop the stack as well. Returns its digest."""
+        key = make_key()
+        _write_secret(self.admin_key_file, key)
+        return key_digest(key)
 
     def make_nats_keys(self) -> None:
         """New ones, and the server's configuration that knows them. Raises UnsafeFolder."""

@@ -268,7 +268,7 @@ def _plan_services(
     numbers: Counter[str] = Counter()
     specs = [spec for model in models.models for spec in plan_model(config, nats_url, model, models, numbers)]
     for index in range(config.schedulers):
-        scheduler_flags = _scheduler_flags(config, models)
+        scheduler_flags = _scheduler_flags(config, models, index)
         specs.append(_service_spec(config, nats_url, "scheduler", index, config.paths.sockets, scheduler_flags))
     for index, ports in enumerate(gateways):
         flags: tuple[str, ...] = ("--http-host", config.host, "--http-port", str(ports.http))
@@ -318,11 +318,16 @@ def plan_model(
     return specs
 
 
-def _scheduler_flags(config: StackConfig, models: StackModels) -> tuple[str, ...]:
+def _scheduler_flags(config: StackConfig, models: StackModels, index: int) -> tuple[str, ...]:
     own = [f"{lane}={group}" for lane, group in models.lane_groups.items()]
     lane_groups = ("--lane-groups", ",".join(own)) if own else ()
     limits = ("--limits-file", str(Path(config.limits_file).absolute())) if config.limits_file else ()
-    return (*limits, *lane_groups, "--admin-key-file", str(config.paths.admin_key_file), "--policy", config.policy)
+    files = {
+        "--admin-key-file": config.paths.admin_key_file,
+        "--changes-file": config.paths.changes_file(f"scheduler-{index}"),
+    }
+    own_files = (part for flag, path in files.items() for part in (flag, str(path)))
+    return (*limits, *lane_groups, *own_files, "--policy", config.policy)
 
 
 def _nats_spec(config: StackConfig, port: int) -> ProcessSpec:

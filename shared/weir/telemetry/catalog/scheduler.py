@@ -44,6 +44,7 @@ limits_file_is_wrong: Whether the limits file cannot be used as it is now.
 limits_overrides: Limits that operators have set over the file's.
 rules_unpublished: Rules that gateways or workers were not told yet.
 operators_refused_total: Calls of operators without a valid key.
+changes_*_total > weir_scheduler_changes_total by outcome: Changes of operators, written to their file or lost there.
 malformed_messages_total: Messages that could not be read.
 """,
 )

@@ -1,0 +1,105 @@
+"""Folders from which code is loaded: compiled kernels, as good as programs. Nobody else may put anything there.
+
+/home  root 0755 ─> ada  ada 0700 ─> .cache ─> weir ─> kernels ─> avx2-1f…  each ada's or root's, and nobody else
+└ what lies above: nobody else may replace what lies in it                 may write there; links too are theirs
+"""
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from weir.core.errors import WeirError
+
+_MADE_MODE = 0o700
+_MAX_LINKS = 40
+
+
+class UntrustedFolder(WeirError):
+    """Somebody else may have put there what is in it, or can. Says which folder, its mode, and what to do."""
+
+
+def make_trusted_folder(folder: Path, root: Path, advice: str) -> None:
+    """Makes it, and what it lies in, for this user alone. `root`: it or what it lies in, from where on nobody else may
+    write at all; above it a folder of all, such as /tmp, may have the sticky bit. `advice`: how to use another one.
+
+    Raises UntrustedFolder for what is there and cannot be trusted, or cannot be made.
+    """
+    try:
+        for path, found in _walk(folder):
+            _check(path, found, advice, may_be_sticky=True)
+        for path in (folder, *folder.parents):
+            if path.is_relative_to(root):
+                real = path.resolve()
+                _check(real, real.lstat(), advice)
+        if stat.S_IMODE(folder.stat().st_mode) & 0o011:  # others may reach what lies in it
+            _check_content(folder, advice)
+    except OSError as error:
+        raise UntrustedFolder(f"{folder} cannot be made or read ({error.strerror or error}); {advice}") from error
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Each folder and each link on the way, from / on; a missing one is made. Raises OSError."""
+    reached, left, num_links = Path("/"), list(reversed(folder.absolute().parts[1:])), 0
+    yield reached, reached.lstat()
+    while left:
+        part = left.pop()
+        if part == "..":
+            reached = reached.parent
+            continue
+        path = reached / part
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            path.mkdir(mode=_MADE_MODE)
+            found = path.lstat()
+        yield path, found
+        if not stat.S_ISLNK(found.st_mode):
+            reached = path
+            continue
+        num_links += 1
+        if num_links > _MAX_LINKS:
+            raise OSError(f"more than {_MAX_LINKS} links lead there")
+        target = path.readlink()
+        left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        reached = Path("/") if target.is_absolute() else reached
+
+
+def _check(path: Path, found: os.stat_result, advice: str, *, may_be_sticky: bool = False) -> None:
+    """Raises UntrustedFolder."""
+    if found.st_uid not in (0, os.getuid()):
+        raise UntrustedFolder(
+            f"{path} belongs to user {found.st_uid}, who could put kernels there for this one ({os.getuid()}) to run; "
+            f"{advice}"
+        )
+    if stat.S_ISLNK(found.st_mode):  # its mode says nothing; where it leads is looked at next
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    if may_be_sticky and mode & stat.S_ISVTX:
+        return
+    by_others = mode & stat.S_IWOTH
+    by_group = mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    if by_others or by_group:
+        raise UntrustedFolder(
+            f"{path} has mode {mode:04o}: {'every user' if by_others else f'group {found.st_gid}'} could put kernels "
+            f"there for this user to run; `chmod go-w {path}` if nobody has, or {advice}"
+        )
+
+
+def _check_content(folder: Path, advice: str) -> None:
+    """Raises UntrustedFolder, OSError."""
+    for where, _, names in os.walk(folder):
+        for name in ("", *names):
+            path = Path(where, name)
+            _check(path, path.lstat(), advice)
+
+
+def _is_own_group(gid: int) -> bool:
+    """The one that many systems make with a user: of the same name, with nobody else in it."""
+    try:
+        name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == name and set(group.gr_mem) <= {name}

@@ -1,0 +1,39 @@
+"""Whether a port lets somebody call a method, whatever comes of the call."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Literal, cast
+
+import grpc
+import grpc.aio
+
+from weir.core.credentials import key_metadata
+
+Outcome = Literal["let in", "unknown", "denied"]
+_REFUSALS: dict[grpc.StatusCode, Outcome] = {
+    grpc.StatusCode.UNAUTHENTICATED: "unknown",
+    grpc.StatusCode.PERMISSION_DENIED: "denied",
+}
+_NO_METHOD = "Method not found!"
+_WAIT_S = 2.0
+"""In which a stream that has nothing to say would have been refused."""
+
+
+async def outcome_of(channel: grpc.aio.Channel, method: str, key: str) -> Outcome:
+    """Sends one empty message, and reads one. Raises AssertionError where there is no such method."""
+
+    async def one() -> AsyncIterator[bytes]:
+        yield b""
+
+    # On the wire a single request is a stream of one.
+    call: Any = cast("Any", channel.stream_stream(f"/{method}"))(one(), metadata=key_metadata(key), timeout=_WAIT_S)
+    code, details = grpc.StatusCode.OK, ""
+    try:
+        await call.read()
+        if call.done():
+            code = await call.code()
+    except grpc.aio.AioRpcError as error:
+        code, details = error.code(), error.details() or ""
+    finally:
+        call.cancel()
+    assert details != _NO_METHOD, method
+    return _REFUSALS.get(code, "let in")
