@@ -16,7 +16,7 @@ from weir.core.clock import Clock, SystemClock
 from weir.core.errors import Unavailable
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
-from weir.rpc.port_guard import BodyBudget
+from weir.rpc.body_budget import BodyBudget
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch

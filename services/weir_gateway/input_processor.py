@@ -42,8 +42,10 @@ from weir_gateway.requests.validation import (
     check_num_prompts,
     check_prompt,
 )
+from weir_gateway.tenant_threads import TenantThreads
 from weir_gateway.tokenization import PromptTokenizer, Tokenization
 
+_NUM_THREADS = 2
 _LAST_DELTA_S = 0.1
 """What the last delta at a deadline needs to reach its client."""
 
@@ -72,7 +74,8 @@ class InputProcessor:
         self.audit: AuditWriter | None = None  # hears of each end
         self._clock = spans.clock
         self._pace = OutputPace(self._clock)
-        self._tokenizer = PromptTokenizer()
+        self.threads = TenantThreads(_NUM_THREADS, "prompts")
+        self._tokenizer = PromptTokenizer(self.threads)
         self.tokenization = Tokenization(models, limits, driver, self._tokenizer)
         self._metrics = RequestMetrics()
         self.figures = RequestFigures()
@@ -198,6 +201,7 @@ class InputProcessor:
 
     def close(self) -> None:
         self._tokenizer.close()
+        self.threads.close()
 
     def _admit(self, client_request: ClientRequest, caller: Caller) -> Ticket:
         """Raises Overloaded, or QuotaExceeded: at once, and before anything is done for the request."""
@@ -237,7 +241,7 @@ class InputProcessor:
         with span.child("tokenize"):
             grammars = self._tokenizer.grammars
             await grammars.check(client_request, model, scope.tenant)
-            token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
+            token_ids = await self._tokenizer.tokenize_prompt(client_request, model, caller)
             client_request = with_reasoning_grammar(client_request, model, token_ids)
             await grammars.check(client_request, model, scope.tenant, again=True)
         return check_prompt(client_request, model, self._limits, token_ids, scope)

@@ -1,0 +1,107 @@
+"""One tenant holds all that it can get, or sends what takes long; another one is served meanwhile."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+import httpx
+from tests.unit.gateway.test_access import CLOSED, KEY_A, KEY_B
+from tests.unit.gateway.test_tenants_at_the_frontends import BODY, bearer, text_of
+from tests.unit.gateway.world import FAST, World, open_world
+
+from weir.client import AsyncWeirClient
+from weir.core.errors import QuotaExceeded
+from weir.rpc.errors import from_rpc_error
+from weir.rpc.port_guard import PortLimits
+
+SOON_S = 1.0
+"""Far below what an attack would have taken, and above what a busy machine adds."""
+GATEWAY = {"rules": CLOSED, "port_limits": PortLimits(max_message_bytes=1 << 20, max_calls=256)}
+
+
+async def answered_s(world: World, http: httpx.AsyncClient) -> float:
+    """How long b waits for an answer by gRPC, one by HTTP, and tokens."""
+    began_s = time.monotonic()
+    async with AsyncWeirClient(world.grpc_address, api_key=KEY_B) as client:
+        assert await text_of(client) == "hello"
+    for path, body in (("/v1/completions", BODY), ("/tokenize", {"prompt": "x" * 3000})):
+        response = await http.post(path, json=body, headers=bearer(KEY_B))
+        assert response.status_code == 200, response.text
+    return time.monotonic() - began_s
+
+
+@asynccontextmanager
+async def half_sent_messages(world: World, num: int) -> AsyncIterator[list["asyncio.Task[None]"]]:
+    """By a, over gRPC."""
+    never = asyncio.Event()
+
+    async def message() -> AsyncIterator[bytes]:
+        await never.wait()
+        yield b""
+
+    async def call(channel: grpc.aio.Channel) -> None:
+        stub: Any = channel.stream_stream("/weir.v1.Inference/Generate")
+        async for _ in stub(message(), metadata=(("x-api-key", KEY_A),)):
+            pass
+
+    async with grpc.aio.insecure_channel(world.grpc_address) as channel:
+        calls = [asyncio.create_task(call(channel)) for _ in range(num)]
+        yield calls
+        for one in calls:
+            one.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+@asynccontextmanager
+async def half_sent_bodies(world: World, num: int, num_bytes: int) -> AsyncIterator[list["asyncio.Task[bytes]"]]:
+    """By a, over HTTP. Of each what is answered, if anything is."""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEY_A}\r\nContent-Length: 4000000\r\n\r\n"
+    writers, answers = [], []
+    for _ in range(num):
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.gateway.http_port)
+        writer.write(head.encode() + b" " * num_bytes)
+        writers.append(writer)
+        answers.append(asyncio.create_task(reader.read(4000)))
+    try:
+        yield answers
+    finally:
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*answers, return_exceptions=True)
+
+
+async def test_messages_and_bodies_that_never_end_keep_no_other_tenant_waiting() -> None:
+    async with (
+        open_world(**GATEWAY, max_bodies_bytes=32 << 20) as world,
+        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        half_sent_messages(world, 64) as calls,
+        half_sent_bodies(world, 64, 500_000) as bodies,
+    ):
+        await world.until(lambda: sum(call.done() for call in calls) > 30, "the share is taken")
+        assert world.bodies.num_bytes > 20 << 20
+        assert max([await answered_s(world, http) for _ in range(3)]) < SOON_S
+        refused = from_rpc_error(next(call for call in calls if call.done()).exception())  # type: ignore[arg-type]
+        assert isinstance(refused, QuotaExceeded)
+        assert refused.tenant == "a"
+        assert "its share of the 33554432; try again later" in refused.message
+        answer = next(body for body in bodies if body.done()).result()
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"x-weir-bound: tenant_share" in answer.lower()
+
+
+async def test_of_the_bodies_that_are_read_at_once_a_tenant_has_its_share() -> None:
+    settings = replace(FAST, http=replace(FAST.http, max_connections=40))
+    async with (
+        open_world(settings, **GATEWAY) as world,
+        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        half_sent_bodies(world, 20, 1) as bodies,
+    ):
+        await world.until(lambda: sum(body.done() for body in bodies) == 4, "16 of 20 are being read")
+        for body in bodies:
+            if body.done():
+                assert b"tenant a: 16 bodies of its requests are being read, its share of the 20" in body.result()
+        assert await answered_s(world, http) < SOON_S
