@@ -1,6 +1,7 @@
 """One tenant holds all that it can get, or sends what takes long; another one is served meanwhile."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,8 @@ from typing import Any
 
 import grpc.aio
 import httpx
+import pytest
+from tests.unit.gateway.fake_model import ByteTokenizer, LineTemplate, byte_model
 from tests.unit.gateway.test_access import CLOSED, KEY_A, KEY_B
 from tests.unit.gateway.test_tenants_at_the_frontends import BODY, bearer, text_of
 from tests.unit.gateway.world import FAST, World, open_world
@@ -17,10 +20,11 @@ from weir.client import AsyncWeirClient
 from weir.core.errors import QuotaExceeded
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.port_guard import PortLimits
+from weir_gateway.frontends.openai.schema import parse_body
 
 SOON_S = 1.0
 """Far below what an attack would have taken, and above what a busy machine adds."""
-GATEWAY = {"rules": CLOSED, "port_limits": PortLimits(max_message_bytes=1 << 20, max_calls=256)}
+GATEWAY: Any = {"rules": CLOSED, "port_limits": PortLimits(max_message_bytes=1 << 20, max_calls=256)}
 
 
 async def answered_s(world: World, http: httpx.AsyncClient) -> float:
@@ -105,3 +109,75 @@ async def test_of_the_bodies_that_are_read_at_once_a_tenant_has_its_share() -> N
             if body.done():
                 assert b"tenant a: 16 bodies of its requests are being read, its share of the 20" in body.result()
         assert await answered_s(world, http) < SOON_S
+
+
+class StuckTokenizer(ByteTokenizer):
+    """Comes to no end with what is very long, until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+        self.num_stuck = 0
+
+    def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]:
+        if len(text) > 100_000:
+            self.num_stuck += 1
+            assert self.may_end.wait(20)
+        return super().encode(text, add_bos=add_bos, field=field)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+async def test_long_prompts_in_a_row_keep_no_other_tenant_waiting(path: str) -> None:
+    tokenizer = StuckTokenizer()
+    long = "x" * 500_000
+    body = {"messages": [{"role": "user", "content": long}]} if "chat" in path else {"prompt": long}
+    async with (
+        open_world(**GATEWAY, model=byte_model(tokenizer, max_context=4096)) as world,
+        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+    ):
+        sent = [asyncio.create_task(http.post(path, json=body, headers=bearer(KEY_A))) for _ in range(6)]
+        await world.until(
+            lambda: tokenizer.num_stuck == 1 and world.gateway.processor.threads.num_waiting == 5, "stuck"
+        )
+        assert await answered_s(world, http) < SOON_S
+        assert tokenizer.num_stuck == 1, "of a tenant one is done at a time"
+        tokenizer.may_end.set()
+        expected = 200 if path == "/tokenize" else 400  # more tokens than a sequence has
+        assert {answer.status_code for answer in await asyncio.gather(*sent)} == {expected}
+
+
+class WatchedTemplate(LineTemplate):
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    def render(self, *args: Any, **kwargs: Any) -> str:
+        self.threads.append(threading.current_thread())
+        return super().render(*args, **kwargs)
+
+
+async def test_long_conversations_are_written_out_and_large_bodies_read_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    template, here = WatchedTemplate(), threading.current_thread()
+    parsed: list[threading.Thread] = []
+
+    def parse(*args: Any) -> Any:
+        parsed.append(threading.current_thread())
+        return parse_body(*args)
+
+    monkeypatch.setattr("weir_gateway.frontends.http_frontend.parse_body", parse)
+    model = replace(byte_model(max_context=4096), chat_template=template)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    turn = {"role": "user", "content": "hi"}
+    async with open_world(**GATEWAY, model=model) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+        for asked, is_large, is_long in (
+            ({"messages": [turn]}, False, False),
+            ({"messages": [turn] * 65}, False, True),
+            ({"messages": [{**turn, "content": "x" * 2500}]}, False, True),
+            ({"messages": [turn], "tools": [tool]}, False, True),
+            ({"messages": [turn], "user": "x" * 70_000}, True, False),
+        ):
+            body = {**asked, "max_tokens": 1}
+            response = await http.post("/v1/chat/completions", json=body, headers=bearer(KEY_A))
+            assert response.status_code == 200, response.text
+            assert (parsed.pop() is not here, template.threads.pop() is not here) == (is_large, is_long), asked
