@@ -34,6 +34,8 @@ class Caller:
     lane_caps: Mapping[str, RequestCaps] = field(default_factory=dict)
     has_peers: bool = False
     """Whether other tenants may call too: then something is left for them of whatever all share."""
+    requests_per_min: float = 0.0
+    """0.0: not bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ def _caller(tenant: TenantAccess, rules: AccessRules) -> Caller:
         caps=tenant.caps,
         lane_caps=lane_caps,
         has_peers=sum(bool(one.key_digests) for one in rules.tenants) > 1,
+        requests_per_min=tenant.requests_per_min,
     )
 
 

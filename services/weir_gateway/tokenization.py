@@ -100,7 +100,8 @@ class DetokenizeRequest:
 
 class Tokenization:
     """For clients that ask for nothing else. Prompts of requests wait for the same threads, so few calls may wait
-    before them, and some of these are left for other tenants."""
+    before them, and some of these are left for other tenants. Each is one of the requests that its tenant may have a
+    minute."""
 
     def __init__(self, models: ModelDirectory, limits: Limits, driver: Driver, tokenizer: PromptTokenizer) -> None:
         self._models = models
@@ -116,8 +117,8 @@ class Tokenization:
         return self._num_calls.total()
 
     def check_room(self, caller: Caller) -> None:
-        """Before a call is read. Raises Overloaded, QuotaExceeded where the tenant has its part of the room, and
-        Unavailable while the gateway shuts down."""
+        """Before a call is read. Raises Overloaded, QuotaExceeded where the tenant has its part of the room, or has had
+        all that it may have for now, and Unavailable while the gateway shuts down."""
         self._driver.check_is_open()
         limits, num_calls, num_own = self._limits, self.num_calls, self._num_calls[caller.tenant]
         if num_calls >= limits.max_tokenize_calls:
@@ -129,6 +130,13 @@ class Tokenization:
                 f"{limits.max_tokenize_calls_of_tenant}; try again later"
             )
             raise QuotaExceeded(message, retry_after_s=RETRY_AFTER_S, tenant=caller.tenant)
+        wait_s = self._driver.quotas.call_wait_s(caller.tenant, caller.requests_per_min)
+        if wait_s > 0:
+            message = (
+                f"tenant {caller.tenant}: over {caller.requests_per_min:g} requests a minute, its requests_per_min, "
+                "with its calls for tokens; try again later"
+            )
+            raise QuotaExceeded(message, retry_after_s=wait_s, tenant=caller.tenant, bound="requests_per_min")
 
     async def tokenize(
         self, request: TokenizeRequest, caller: Caller, answer: Callable[[ServedModel, list[int]], _AnswerT]
@@ -162,6 +170,7 @@ class Tokenization:
     async def _waiting(self, caller: Caller) -> AsyncIterator[None]:
         """A call takes its room, and not for longer than it may wait."""
         self.check_room(caller)
+        self._driver.quotas.pay_call(caller.tenant, caller.requests_per_min)
         self._num_calls[caller.tenant] += 1
         try:
             async with asyncio.timeout(self._limits.tokenize_timeout_s):

@@ -145,9 +145,7 @@ class _BoundedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     (`range` is one) is longer than a conversation."""
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationMarks]
-        )
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationMarks])
         self._of_thread = threading.local()
 
     def begin(self) -> None:
