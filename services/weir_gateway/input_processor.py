@@ -23,7 +23,7 @@ from weir_gateway.keys.keyed_requests import Accepted, KeyedRequests
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, FieldNames
-from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.reasoning import with_reasoning_grammar
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_figures import LaneFigures, RequestFigures
@@ -81,6 +81,10 @@ class InputProcessor:
         self.figures = RequestFigures()
         self._by_client_id: dict[tuple[str, str], OpenRequest] = {}
         """(tenant, the client's name for the request): tenants neither see nor cancel each other's."""
+
+    async def prepare(self, models: Sequence[ServedModel]) -> None:
+        """Does what the first request of each would wait for; before they are served."""
+        await self._tokenizer.grammars.prepare(models)
 
     def identify(self, api_key: str | None) -> Caller:
         """Who shows this key. Raises Unauthenticated, or Unavailable before it can be known."""
