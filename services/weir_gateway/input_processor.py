@@ -187,7 +187,8 @@ class InputProcessor:
 
     def metrics(self) -> dict[str, float]:
         dropped = {"labels_dropped_total": float(self._metrics.num_labels_dropped + self.figures.num_dropped)}
-        own = self._metrics.metrics() | self.figures.metrics() | dropped
+        waiting = {"prompts_waiting": float(self.threads.num_waiting)}
+        own = self._metrics.metrics() | self.figures.metrics() | dropped | waiting
         return own | self._lengths.metrics() | self._entry.metrics() | self._tokenizer.grammars.metrics()
 
     def check_integrity(self) -> list[str]:

@@ -69,7 +69,7 @@ class BodyReader:
     async def _received(self, request: Request, caller: Caller) -> AsyncIterator[bytes]:
         """Its bytes count until it is understood."""
         limit = self._settings.max_body_bytes
-        too_large = BadBody(413, f"the body is larger than {limit} bytes")
+        too_large = BadBody(413, f"the body is larger than {limit} bytes; send less at once")
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise too_large

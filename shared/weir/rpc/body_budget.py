@@ -76,8 +76,6 @@ class BodyBudget:
     def _give_up(self, wait: _Wait) -> None:
         if wait.served.done() and not wait.served.cancelled():  # in the very moment in which the wait ended
             self._room.give_back(wait.caller, wait.num_bytes)
-        else:
-            self._waiting.try_remove(wait.caller.tenant, wait)
         self._serve_waiting()
 
     def _serve_waiting(self) -> None:

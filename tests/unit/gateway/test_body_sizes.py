@@ -84,7 +84,7 @@ def test_texts_full_of_marks_and_long_lists_of_token_ids_are_read() -> None:
     [
         ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages: has 5000 entries"),
         ({"messages": [{"role": "nobody"}] * 5000}, "messages"),
-        ({"messages": [], "stop_token_ids": ["x"] * 5000}, "stop_token_ids"),
+        ({"messages": [], "stop_token_ids": [1] * 5000}, "stop_token_ids: has 5000 entries"),
         ({"messages": [], "logit_bias": dict.fromkeys(map(str, range(5000)), 1)}, "logit_bias: has over 4096 entries"),
     ],
 )

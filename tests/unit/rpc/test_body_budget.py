@@ -137,6 +137,16 @@ async def test_who_waits_for_his_share_keeps_no_other_tenant_waiting() -> None:
     assert budget.num_bytes == 40
 
 
+async def test_what_is_large_is_not_kept_waiting_by_what_is_small_of_others() -> None:
+    budget, large, small = BodyBudget(10, wait_s=5.0), Peer("a", has_peers=False), Peer("b", has_peers=False)
+    await budget.take(8, NOBODY)
+    waiting = [asyncio.create_task(budget.take(num_bytes, caller)) for num_bytes, caller in ((8, large), (1, small))]
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in waiting), "its turn comes first"
+    budget.give_back(8, NOBODY)
+    await asyncio.wait_for(asyncio.gather(*waiting), 0.1)
+
+
 async def test_tenants_take_turns_as_room_comes_free() -> None:
     budget, served = BodyBudget(10, wait_s=5.0), []
     await budget.take(10, NOBODY)

@@ -63,7 +63,8 @@ async def test_open_calls_of_a_tenant_leave_a_part_of_them_for_others() -> None:
 
 async def test_headers_of_a_call_are_bounded_and_the_refusal_says_so() -> None:
     async with open_port() as port:
-        assert await port.call(b"x", metadata=(*A, ("note", "x" * (MAX_METADATA_BYTES - 1000)))) == b"x"
+        for _ in range(4):
+            assert await port.call(b"x", metadata=(*A, ("note", "x" * (MAX_METADATA_BYTES - 800)))) == b"x"
         for note in ("x" * (MAX_METADATA_BYTES - 500), "x" * 1_000_000):
             for _ in range(4):  # never by chance
                 with pytest.raises(Overloaded, match=rf"metadata size exceeds hard limit .* vs\. {MAX_METADATA_BYTES}"):
