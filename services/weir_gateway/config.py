@@ -210,6 +210,10 @@ class GatewayConfig(ServiceConfig):
         return 2 * self.max_requests + 64
 
     @property
+    def is_public(self) -> bool:
+        return True
+
+    @property
     def num_descriptors(self) -> int:
         """Of both ports; a gRPC connection for every request in flight: clients may share theirs, or not."""
         return super().num_descriptors + self.max_calls + self.max_idle_connections + self.max_connections

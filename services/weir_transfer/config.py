@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from weir.core.addresses import UNIX
 from weir.core.fields import ByteSize, check_range
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.layout import MAX_LEASES
@@ -14,7 +15,6 @@ from weir.model.precision import choose_arithmetic, page_geometry
 from weir.runtime.config import ServiceConfig, setting
 from weir_transfer.messages import ArenaSettings
 
-_UNIX = "unix:"
 _MAX_MODELS = 64
 
 
@@ -90,8 +90,8 @@ class TransferConfig(ServiceConfig):
     @property
     def weights_socket_path(self) -> Path:
         """Where workers share weights on a device: beside the socket that they know."""
-        is_socket = self.listen.startswith(_UNIX)
-        folder = Path(self.listen.removeprefix(_UNIX)).parent if is_socket else self.instance_dir
+        is_socket = self.listen.startswith(UNIX)
+        folder = Path(self.listen.removeprefix(UNIX)).parent if is_socket else self.instance_dir
         return folder / WEIGHTS_SOCKET
 
     @property

@@ -21,6 +21,7 @@ from weir.bus.codec import MalformedMessage, decode
 from weir.bus.messages import LEADER_KEY, LeaderRecord, WorkerRecord
 from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
+from weir.core.addresses import UNIX, is_unix
 from weir.core.clock import Clock
 from weir.rpc.channel import make_channel
 from weir.rpc.figures import described_from_pb
@@ -37,7 +38,6 @@ _MAX_WORKERS = 1024
 _BUS_TIMEOUT_S = 1.0
 _MAX_AGE_S = 1.0
 """A gateway asks each process once a second at most, however many scrape it."""
-_UNIX = "unix:"
 _RecordT = TypeVar("_RecordT", bound="DataclassInstance")
 _AnswerT = TypeVar("_AnswerT")
 OperatorCall = Callable[["admin_pb2_grpc.AdminAsyncStub", float], Awaitable[_AnswerT]]
@@ -164,7 +164,7 @@ class NeighbourWatch:
 
 def _is_here(address: str) -> bool:
     """A Unix socket is one of this host, or nobody's."""
-    return not address.startswith(_UNIX) or Path(address.removeprefix(_UNIX)).exists()
+    return not is_unix(address) or Path(address.removeprefix(UNIX)).exists()
 
 
 def _try_decode(kind: type[_RecordT], entry: KvEntry | None) -> _RecordT | None:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import grpc
 import grpc.aio
 
+from weir.core.addresses import UNIX, is_unix
 from weir.core.clock import Backoff, Clock
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
@@ -301,11 +302,14 @@ class WorkerConnection:
 
 async def _is_refused(address: str, timeout_s: float) -> bool:
     """Whether nobody listens there, as a connection shows that is opened for nothing else."""
-    host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except ConnectionRefusedError:
+            if is_unix(address):
+                _, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
+            else:
+                host, _, port = address.rpartition(":")
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (ConnectionRefusedError, FileNotFoundError):
         return True
     except (OSError, TimeoutError):
         return False

@@ -49,6 +49,16 @@ def int8_groups(heads: torch.Tensor) -> torch.Tensor:
     return (values.float() * scales[..., None]).view(heads.shape)
 
 
+def int8_groups_of(num_inputs: int) -> Rounding:
+    """A scale for so many inputs of a row, the last group being what is left: the CPU's format, which has 32."""
+
+    def rounded(rows: torch.Tensor) -> torch.Tensor:
+        groups = [int8_heads(group) for group in rows.split(num_inputs, dim=-1)]
+        return torch.cat(groups, dim=-1)
+
+    return rounded
+
+
 def int8_plain(rows: torch.Tensor) -> torch.Tensor:
     """One scale for all that is written at once: a bound on what one for a layer could do."""
     scale = rows.abs().max().clamp(min=LEAST_AMAX) / INT8_MAX
@@ -79,6 +89,11 @@ FORMATS = {
     "E4M3 weights, a scale a row": Format(weights=e4m3_rows),
     "fp8": Format(weights=e4m3_rows, rows=e4m3_rows, keys=bf16, values=bf16),
     "fp8, output too": Format(weights=e4m3_rows, output=e4m3_rows, rows=e4m3_rows, keys=bf16, values=bf16),
+    **{
+        f"int8 rows, a scale {size} inputs; weights {name}": Format(weights=weights, rows=int8_groups_of(size))
+        for size in (32, 64, 128, 192, 256, 1 << 20)
+        for name, weights in (("as they are", exact), ("alike", int8_groups_of(size)))
+    },
     "fp8-kv8": Format(weights=e4m3_rows, rows=e4m3_rows, keys=int8_heads, values=int8_heads),
 }
 

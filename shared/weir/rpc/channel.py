@@ -2,6 +2,8 @@
 
 import grpc.aio
 
+from weir.core.addresses import is_unix
+
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Above what any field limit allows, so that a prompt that is too long is answered with the field's name."""
 
@@ -30,7 +32,7 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 def make_channel(address: str) -> grpc.aio.Channel:
     """A channel without TLS to HOST:PORT or unix:/PATH. It connects lazily and reconnects by itself."""
     options: list[tuple[str, int | str]] = list(_CHANNEL_OPTIONS)
-    if address.startswith("unix:"):
+    if is_unix(address):
         # The default authority of a Unix socket is its escaped path, which other implementations refuse.
         options.append(("grpc.default_authority", "localhost"))
     return grpc.aio.insecure_channel(address, options=options)

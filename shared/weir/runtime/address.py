@@ -1,6 +1,10 @@
-"""Where a server listens, and the address that others reach it by."""
+"""Where a server listens, and the address that others reach it by.
 
-import ipaddress
+HOST:PORT     whoever reaches the port; port 0: any free one
+unix:/PATH    processes of this machine that may open the folder, which is this user's alone
+unix:/PATH/   the same, by a new name in that folder
+"""
+
 import secrets
 import socket
 import stat
@@ -8,10 +12,12 @@ from pathlib import Path
 
 import grpc.aio
 
+from weir.core.addresses import UNIX, is_loopback, is_of_this_machine, is_unix
 from weir.core.credentials import masked_url
 from weir.core.errors import WeirError
 from weir.runtime.private_folder import make_private_folder
 
+SOCKET_SUFFIX = ".sock"
 _WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]", "*"})
 _UNFINISHED_PREFIX = ".s"
 UNFINISHED_SOCKETS = _UNFINISHED_PREFIX + "?" * 8
@@ -31,7 +37,7 @@ class Listening:
 
     def __init__(self, address: str, unfinished: Path | None = None) -> None:
         self.address = address
-        self._path = Path(address.removeprefix("unix:"))
+        self._path = Path(address.removeprefix(UNIX))
         self._unfinished = unfinished
         self._inode = (0, 0) if unfinished is None else _inode_of(unfinished)
 
@@ -55,13 +61,15 @@ def bind(server: grpc.aio.Server, listen: str, advertise_host: str = "") -> List
 
     The folder of a Unix socket is made if need be, for this user alone.
     """
-    if not listen.startswith("unix:"):
+    if not is_unix(listen):
         return Listening(reachable_address(listen, _add_port(server, listen, listen), advertise_host))
-    path = Path(listen.removeprefix("unix:"))
+    if listen.endswith("/"):
+        listen += secrets.token_hex(4) + SOCKET_SUFFIX
+    path = Path(listen.removeprefix(UNIX))
     make_private_folder(path.parent)
     _check_unused(path)
     unfinished = path.with_name(_UNFINISHED_PREFIX + secrets.token_hex(4))
-    _add_port(server, f"unix:{unfinished}", listen)
+    _add_port(server, f"{UNIX}{unfinished}", listen)
     return Listening(listen, unfinished)
 
 
@@ -78,7 +86,7 @@ def reachable_address(listen: str, port: int, advertise_host: str) -> str:
 def find_unreachable(address: str, nats_url: str) -> str | None:
     """A warning for a process that others find through a NATS of another machine, at an address that means this one:
     there it is nobody's, or somebody else's."""
-    if _is_loopback(address.rpartition(":")[0]) and not _is_loopback(_host_of(nats_url)):
+    if is_of_this_machine(address) and not is_loopback(_host_of(nats_url)):
         return (
             f"processes of other machines that share the NATS at {masked_url(nats_url)} cannot reach {address}: if "
             "this instance has any, set listen to 0.0.0.0:PORT and advertise_host to a name of this machine"
@@ -88,13 +96,6 @@ def find_unreachable(address: str, nats_url: str) -> str | None:
 
 def _host_of(url: str) -> str:
     return url.rpartition("//")[2].rpartition("@")[2].rpartition(":")[0]
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _add_port(server: grpc.aio.Server, listen: str, name: str) -> int:

@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
+from weir.core.addresses import UNIX, is_of_this_machine, is_unix
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.errors import WeirError
@@ -66,7 +67,13 @@ class ServiceConfig:
 
     instance: str = setting("default", "Name of the instance that this process belongs to; instances never meet.")
     index: int = setting(0, "Number of this process among those of its role.")
-    listen: str = setting("127.0.0.1:0", "Address of the gRPC server: HOST:PORT (port 0: any free one) or unix:/PATH.")
+    listen: str = setting(
+        "127.0.0.1:0",
+        "Address of the gRPC server: HOST:PORT (port 0: any free one), unix:/PATH or unix:/FOLDER/ (a new name there).",
+    )
+    insecure_listen: bool = setting(
+        False, "Whether `listen` may be an address that other machines reach, though nobody proves there who calls."
+    )
     advertise_host: str = setting("", "Host that others reach this process by. Empty: the one of `listen`.")
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, nats://[USER:PASSWORD@]HOST:PORT.")
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
@@ -99,6 +106,12 @@ class ServiceConfig:
             raise ValueError(f"metrics_host is empty: name an address, such as {LOOPBACK}")
         check_range(self, "grace_s", 0, 3600)
         check_listen("listen", self.listen)
+        if not (self.is_public or self.insecure_listen or is_of_this_machine(self.listen)):
+            raise ValueError(
+                f"listen {self.listen!r}: other machines reach it, and nobody proves there who calls; set "
+                "insecure_listen where the network between the processes is private, or listen on 127.0.0.1 or a Unix "
+                "socket"
+            )
         _check_advertised(self.advertise_host)
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
@@ -109,6 +122,11 @@ class ServiceConfig:
         if self.otlp_metrics_endpoint:
             check_url("otlp_metrics_endpoint", self.otlp_metrics_endpoint, OTLP_SCHEMES)
         check_range(self, "otlp_metrics_interval_s", 0.1, 3600)
+
+    @property
+    def is_public(self) -> bool:
+        """Whether clients call its gRPC server, who have keys."""
+        return False
 
     @property
     def model_reference(self) -> str:
@@ -148,18 +166,22 @@ def check_url(name: str, url: str, schemes: tuple[str, ...]) -> None:
 
 def check_listen(name: str, address: str) -> None:
     """Raises ValueError, naming the field `name`, for what is neither HOST:PORT nor unix:/PATH."""
-    if address.startswith("unix:"):
-        path = address.removeprefix("unix:")
+    if is_unix(address):
+        path = address.removeprefix(UNIX)
         if not path.startswith("/"):
             raise ValueError(f"{name} {address!r}: the path of a Unix socket must be absolute")
-        # It is bound by a name of ten characters beside it first.
-        if max(len(os.fsencode(path)), len(os.fsencode(Path(path).parent / "0123456789"))) > _MAX_UNIX_PATH_BYTES:
+        # It is bound by a name of ten characters beside it first; a new name has thirteen.
+        names = ("0123456789abc",) if path.endswith("/") else ("0123456789", Path(path).name)
+        folder = path.rpartition("/")[0]
+        if max(len(os.fsencode(f"{folder}/{name}")) for name in names) > _MAX_UNIX_PATH_BYTES:
             limit = f"longer than the {_MAX_UNIX_PATH_BYTES} bytes that a Unix socket's path can have"
             raise ValueError(f"{name} {address!r}: {limit}; set WEIR_RUNTIME_DIR to a shorter folder")
         return
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) <= 65535):
-        raise ValueError(f"{name} {address!r}: must be HOST:PORT with a port of 0 to 65535, or unix:/PATH")
+        raise ValueError(
+            f"{name} {address!r}: must be HOST:PORT with a port of 0 to 65535, unix:/PATH or unix:/FOLDER/"
+        )
 
 
 def _check_advertised(host: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -120,6 +121,23 @@ async def test_what_a_killed_process_had_not_published_is_cleaned_away(folder: P
     assert names_in(paths.folder) == ["logs"]
 
 
+async def test_each_server_of_a_folder_has_a_socket_of_its_own_there(folder: Path, server: grpc.aio.Server) -> None:
+    paths = InstancePaths(folder / "i")
+    first = bind(server, paths.sockets)
+    second = bind(server, paths.sockets)
+    await server.start()
+    for listening in (first, second):
+        listening.publish()
+        assert is_answered(Path(listening.address.removeprefix("unix:")))
+    assert first.address != second.address
+    assert stat.S_IMODE(paths.folder.stat().st_mode) == 0o700
+    first.withdraw()
+    assert is_answered(Path(second.address.removeprefix("unix:")))
+    paths.make()
+    paths.remove_volatile()
+    assert names_in(paths.folder) == ["logs"]
+
+
 @given(mode=st.integers(0, 0o777).filter(lambda mode: mode != 0o700))
 def test_a_folder_with_any_other_mode_is_refused(mode: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -183,6 +201,8 @@ def test_others_reach_a_process_by_what_it_advertises(listen: str, advertise_hos
         ("127.0.0.1:7", "nats://nats.internal:4222", True),
         ("[::1]:7", "tls://user:secret@10.0.0.1:4222", True),
         ("localhost:7", "nats://10.0.0.1:4222", True),
+        ("unix:/run/weir/a.sock", "nats://10.0.0.1:4222", True),
+        ("unix:/run/weir/a.sock", "nats://127.0.0.1:4222", False),
     ],
 )
 def test_a_loopback_address_beside_a_nats_of_another_machine_is_a_warning(

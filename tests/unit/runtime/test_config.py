@@ -142,7 +142,11 @@ def test_values_survive_being_written_as_text(numbers: list[int], flag: bool, nu
         (("--num-coats", "0"), {}, "num_coats 0: must be at least 1 (from --num-coats)"),
         ((), {"WEIR_NUM_COATS": "0"}, "num_coats 0: must be at least 1 (from WEIR_NUM_COATS)"),
         ((), {"WEIR_GRACE_S": "nan"}, "grace_s nan: must be in [0, 3600] (from WEIR_GRACE_S)"),
-        (("--listen", "8080"), {}, "listen '8080': must be HOST:PORT with a port of 0 to 65535, or unix:/PATH"),
+        (
+            ("--listen", "8080"),
+            {},
+            "listen '8080': must be HOST:PORT with a port of 0 to 65535, unix:/PATH or unix:/FOLDER/",
+        ),
         (("--listen", "unix:sock"), {}, "listen 'unix:sock': the path of a Unix socket must be absolute"),
         (("--instance", "a/b"), {}, "instance 'a/b': use 1 to 40 characters of A-Z a-z 0-9 _ -"),
     ],
@@ -187,6 +191,27 @@ def test_the_file_is_named_by_flag_then_environment_then_caller(tmp_path: Path) 
     assert read(toml=caller).num_coats == 3
     with pytest.raises(ConfigError, match=r"none\.toml"):
         read("--config", str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "10.0.0.7:50051", "[::]:0", "worker-3.internal:50051"])
+def test_an_address_that_other_machines_reach_is_for_those_who_say_so(listen: str) -> None:
+    with pytest.raises(ConfigError, match=r"listen .*: other machines reach it, .*; set insecure_listen where"):
+        read("--listen", listen)
+    assert read("--listen", listen, "--insecure-listen").listen == listen
+
+
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:0", "[::1]:0", "localhost:0", "unix:/run/weir/a.sock", "unix:/run/weir/"]
+)
+def test_what_this_machine_alone_reaches_may_be_listened_on(listen: str) -> None:
+    assert read("--listen", listen).listen == listen
+
+
+def test_a_folder_of_sockets_has_room_for_their_names() -> None:
+    longest = "/" + "a" * 92 + "/"
+    assert read("--listen", f"unix:{longest}").listen == f"unix:{longest}"
+    with pytest.raises(ConfigError, match="set WEIR_RUNTIME_DIR to a shorter folder"):
+        read("--listen", f"unix:/a{longest[1:]}")
 
 
 def test_a_socket_path_that_the_kernel_would_cut_is_refused() -> None:

@@ -141,7 +141,7 @@ def test_a_second_service_on_the_same_files_leaves_those_of_the_first(service_fo
 
 
 def test_a_wildcard_address_is_advertised_by_a_name_that_others_can_use(service_folder: Path) -> None:
-    service = Service(service_folder, "--listen", "0.0.0.0:0", "--advertise-host", "localhost")
+    service = Service(service_folder, "--listen", "0.0.0.0:0", "--insecure-listen", "--advertise-host", "localhost")
     address = service.wait_ready()["address"]
     assert address.startswith("localhost:")
     with grpc.insecure_channel(address) as channel:

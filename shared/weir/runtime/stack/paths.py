@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from weir.core.addresses import UNIX
 from weir.core.credentials import make_key
 from weir.core.errors import WeirError
 from weir.core.process import ProcessIdentity, own_identity
-from weir.runtime.address import UNFINISHED_SOCKETS
+from weir.runtime.address import SOCKET_SUFFIX, UNFINISHED_SOCKETS
 from weir.runtime.private_folder import make_own_folder, make_private_folder
 
 _STATE_NAME = "state.json"
@@ -35,6 +36,11 @@ class InstancePaths:
     def arena_socket(self, index: int = 0) -> Path:
         """Of a transfer service. What it shares with its workers lies beside it, so each but the first has a folder."""
         return (self.folder / f"arena-{index}" if index else self.folder) / "arena.sock"
+
+    @property
+    def sockets(self) -> str:
+        """What a service listens on that is for processes of this user alone: a new socket for each start."""
+        return f"{UNIX}{self.folder}/"
 
     @property
     def control_socket(self) -> Path:
@@ -94,7 +100,7 @@ class InstancePaths:
 
     def remove_volatile(self) -> None:
         """Removes all but the logs and the lock: what a start would trip over and what a stop must not leave."""
-        sockets = (self.arena_socket(), self.control_socket, *self.folder.glob(UNFINISHED_SOCKETS))
+        sockets = (*self.folder.glob(f"*{SOCKET_SUFFIX}"), *self.folder.glob(UNFINISHED_SOCKETS))
         for path in (*sockets, self.models_file):
             path.unlink(missing_ok=True)
         for folder in (self.folder / "ready", self.nats_store, *self.folder.glob("arena-*")):

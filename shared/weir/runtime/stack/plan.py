@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from weir.bus.server import nats_server_command
+from weir.core.addresses import UNIX
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.fields import ByteSize, check_range
@@ -263,7 +264,7 @@ def _plan_services(
     specs = [spec for model in models.models for spec in plan_model(config, nats_url, model, models, numbers)]
     for index in range(config.schedulers):
         scheduler_flags = _scheduler_flags(config, models)
-        specs.append(_service_spec(config, nats_url, "scheduler", index, f"{LOOPBACK}:0", scheduler_flags))
+        specs.append(_service_spec(config, nats_url, "scheduler", index, config.paths.sockets, scheduler_flags))
     for index, ports in enumerate(gateways):
         flags: tuple[str, ...] = ("--http-host", config.host, "--http-port", str(ports.http))
         flags += ("--max-context-tokens", str(config.max_context_tokens))
@@ -296,18 +297,19 @@ def plan_model(
         return _service_spec(config, nats_url, role, numbers[role] - 1, listen, flags, model)
 
     socket = config.paths.arena_socket(numbers["transfer"])
-    check_listen("runtime_dir", f"unix:{socket}")
+    for listen in (f"{UNIX}{socket}", config.paths.sockets):
+        check_listen("runtime_dir", listen)
     size = ("--arena-bytes", str(model.arena_bytes)) if model.arena_bytes else ()
     share = ("--models-on-machine", str(len(models.models))) if len(models.models) > 1 else ()
     beside = ("--workers-on-machine", str(models.num_workers(model)))
-    specs = [spec_of("transfer", f"unix:{socket}", (*size, *context, *share, *beside))]
+    specs = [spec_of("transfer", f"{UNIX}{socket}", (*size, *context, *share, *beside))]
     flags = ("--arena-socket", str(socket), "--workers-on-machine", str(models.num_all_workers))
     bounded = (*flags, *context) if model.max_context_tokens else flags
     groups = [(group.name, group.prefill, group.decode) for group in models.groups if group.has(model)]
     for group, num_prefill, num_decode in ((model.group, model.prefill, model.decode), *groups):
         in_group = ("--group", group) if group else ()
         for role, number in (("prefill", num_prefill), ("decode", num_decode)):
-            specs += [spec_of(role, f"{LOOPBACK}:0", (*bounded, *in_group)) for _ in range(number)]
+            specs += [spec_of(role, config.paths.sockets, (*bounded, *in_group)) for _ in range(number)]
     return specs
 
 
