@@ -162,9 +162,11 @@ async def test_long_conversations_are_written_out_and_large_bodies_read_beside_t
 ) -> None:
     template, here = WatchedTemplate(), threading.current_thread()
     parsed: list[threading.Thread] = []
+    num_held: list[int] = []
 
     def parse(*args: Any) -> Any:
         parsed.append(threading.current_thread())
+        num_held.append(world.bodies.num_bytes)
         return parse_body(*args)
 
     monkeypatch.setattr("weir_gateway.frontends.http_frontend.parse_body", parse)
@@ -183,3 +185,4 @@ async def test_long_conversations_are_written_out_and_large_bodies_read_beside_t
             response = await http.post("/v1/chat/completions", json=body, headers=bearer(KEY_A))
             assert response.status_code == 200, response.text
             assert (parsed.pop() is not here, template.threads.pop() is not here) == (is_large, is_long), asked
+            assert num_held.pop() == len(response.request.content), "its bytes count until it is read"
