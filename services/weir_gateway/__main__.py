@@ -28,7 +28,13 @@ async def build(context: ServiceContext[GatewayConfig], guard: PortGuard, bodies
         check_extra("postgres", "batch_store on PostgreSQL")
     models = ModelFollower(config)
     loaders = GatewayLoaders(
-        partial(NatsBus.connect, config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S),
+        partial(
+            NatsBus.connect,
+            config.nats_url,
+            name=context.process_id,
+            timeout_s=_CONNECT_TIMEOUT_S,
+            seed_file=config.nats_seed_file,
+        ),
         models.load,
         partial(load_lengths, config),
         models.follow if config.models_file else None,

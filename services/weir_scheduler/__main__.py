@@ -22,7 +22,12 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
     config = context.config
 
     async def connect() -> Bus:
-        return await NatsBus.connect(config.nats_url, name=context.process_id, timeout_s=_CONNECT_TIMEOUT_S)
+        return await NatsBus.connect(
+            config.nats_url,
+            name=context.process_id,
+            timeout_s=_CONNECT_TIMEOUT_S,
+            seed_file=config.nats_seed_file,
+        )
 
     settings = SchedulerSettings(
         config.instance, config.limits, config.limits_file, config.admin_key_file, config.policy, context.address

@@ -31,7 +31,8 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     subjects, arena_id = Subjects(context.config.instance), arena.segment.arena_id
 
     async def connect() -> Bus:
-        return await NatsBus.connect(context.config.nats_url, name=context.process_id)
+        config = context.config
+        return await NatsBus.connect(config.nats_url, name=context.process_id, seed_file=config.nats_seed_file)
 
     def make_publisher(index: PrefixIndex) -> PrefixEventPublisher:
         incarnation = arena.segment.begin_incarnation()

@@ -237,9 +237,10 @@ class ArenaCore:
             summary = self._raise_adoption(request.slot)
             self._counters.handed_over_total += 1
         hashes = request.hashes[: summary.num_computed_tokens // PAGE_TOKENS] if self._keeps_prefixes else ()
+        sealable = self._table.sealable_hashes(hashes[: summary.first_page], hashes[summary.first_page :])
         num_bytes_copied = self._mover.move(summary.page_ids)
         move = Move(request.request_id, summary.attempt, from_lease_id=lease_id, to_lease_id=to_lease_id)
-        self._table.hand_off(request.slot, summary.page_ids, move, hashes)
+        self._table.hand_off(request.slot, summary.page_ids, move, sealable)
         self._pending.settle(hashes)
         self._counters.handoffs_total += 1
         self._counters.handoff_pages_total += len(summary.page_ids)
@@ -363,11 +364,12 @@ class ArenaCore:
         snapshot = self._records[slot].read()
         if snapshot is None or not (self._keeps_prefixes and snapshot.params.prefix_seed):
             return PageChain(())
-        if len(set(snapshot.block_table)) < len(snapshot.block_table):
+        page_ids = snapshot.held_pages
+        if len(set(page_ids)) < len(page_ids):
             return PageChain(())
         token_ids = (*snapshot.params.prompt_token_ids, *snapshot.output_token_ids)
         hashes = page_hashes(token_ids[: snapshot.num_computed_tokens], snapshot.params.prefix_seed)
-        return PageChain(snapshot.block_table, hashes[: len(snapshot.block_table)])
+        return PageChain.of_sequence(page_ids, snapshot.first_page, hashes)
 
     def _require_record(self, request: HandOffRequest) -> RecordSummary:
         summary = self._records[request.slot].summarize()

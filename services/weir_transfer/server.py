@@ -353,7 +353,8 @@ def _hand_off_from_pb(request: arena_pb2.HandOffRequest) -> HandOffRequest:
 
 
 def _chain_from_pb(chain: arena_pb2.PageChain) -> PageChain:
-    return PageChain(tuple(chain.page_ids), split_hashes(chain.page_hashes))
+    earlier_hashes = split_hashes(chain.earlier_page_hashes)
+    return PageChain(tuple(chain.page_ids), split_hashes(chain.page_hashes), earlier_hashes)
 
 
 def _chains_from_pb(request: arena_pb2.ReleaseRequest) -> list[PageChain]:

@@ -1,6 +1,7 @@
 """Bad input gets a status that names the field; bytes that mean nothing are counted and ignored."""
 
 from collections.abc import Callable
+from itertools import product
 
 import grpc
 import msgpack
@@ -9,6 +10,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from weir.bus.nats_users import NatsRole
 from weir.bus.subjects import Subjects
 from weir.testing.load import greedy_request
 from weir.testing.stack import Stack, wait_until
@@ -120,15 +122,17 @@ async def test_malformed_messages_on_every_subject_are_counted_and_ignored(stack
     garbage = [b"", b"\xc1", b"\x93\x01\x02", msgpack.packb({"request_id": 5}), msgpack.packb([1, 2])]
     before = {role: stack.metric(role, "malformed_messages_total") for role in ("scheduler", "gateway")}
 
-    connection = await nats.connect(stack.processes("nats")[0].address)
-    for subject in [*to_scheduler, *to_gateway]:
-        for payload in garbage:
+    senders: tuple[tuple[NatsRole, list[str]], ...] = (("gateway", to_scheduler), ("scheduler", to_gateway))
+    for role, subjects_of_role in senders:
+        address, seed_file = stack.processes("nats")[0].address, stack.nats_seed_file(role)
+        connection = await nats.connect(address, nkeys_seed=seed_file)
+        for subject, payload in product(subjects_of_role, garbage):
             await connection.publish(subject, payload)
-    await connection.flush()
-    await connection.close()
+        await connection.flush()
+        await connection.close()
 
     expected = {"scheduler": len(to_scheduler) * len(garbage), "gateway": len(to_gateway) * len(garbage)}
-    for role, count in expected.items():
-        await_count(stack, role, before[role] + count)
+    for receiver, count in expected.items():
+        await_count(stack, receiver, before[receiver] + count)
     shown = stack.weir("generate", "--address", stack.grpc_address, "--max-tokens", "2", "Hello")
     assert shown.returncode == 0, shown.stderr

@@ -217,7 +217,8 @@ def test_an_example_that_asks_a_stack(shell: Shell, pairs: Stack, example: str, 
     command, redirection, target = f"{line} ".partition(" > ")
     line = f"{command} {appended.format(http=http, grpc=pairs.grpc_address)}{redirection}{target}"
     if example.startswith("weir serve scheduler"):
-        serve_for_a_moment(asking, line.replace("nats://127.0.0.1:4222", nats_url_of(pairs)))
+        known = Shell(shell.folder, {**asking.environ, "WEIR_NATS_SEED_FILE": pairs.nats_seed_file("scheduler")})
+        serve_for_a_moment(known, line.replace("nats://127.0.0.1:4222", nats_url_of(pairs)))
     elif example == "weir profile --live":
         run_live_profile(asking, line)
     elif example.startswith("weir status"):

@@ -44,10 +44,11 @@ def asked_by_grpc(stack: Stack, turns: list[Turn], tools: Tools, **options: Any)
 
 def asked_by_http(stack: Stack, **fields: Any) -> Any:
     client = openai.OpenAI(base_url=f"{stack.http_url}/v1", api_key="unused", max_retries=0, timeout=100)
+    tool: Any = {"type": "function", "function": {**WEATHER.definition["function"], "strict": True}}
     return client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": QUESTION}],
-        tools=[{"type": "function", "function": {**WEATHER.definition["function"], "strict": True}}],
+        tools=[tool],
         max_tokens=MAX_TOKENS,
         **fields,
     )

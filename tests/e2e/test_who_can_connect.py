@@ -1,14 +1,19 @@
 """The processes of a stack on one machine meet on sockets that only their user can open."""
 
+import gc
 import os
 import stat
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import httpx
 import pytest
 
+from weir.bus.nats import NatsBus
+from weir.bus.nats_users import NATS_ROLES
+from weir.bus.protocol import BusUnavailable
 from weir.testing.stack import Stack
 
 pytestmark = pytest.mark.stack
@@ -66,3 +71,27 @@ def test_another_user_cannot_connect_to_a_worker(stack: Stack) -> None:
     refused = connect(_NOBODY)
     assert refused.returncode != 0
     assert "PermissionError" in refused.stderr
+
+
+async def test_nobody_uses_the_stacks_nats_without_one_of_its_keys(stack: Stack) -> None:
+    url = f"nats://{stack.processes('nats')[0].address}"
+    with pytest.raises(BusUnavailable, match="credentials"):
+        await NatsBus.connect(url, name="nobody", timeout_s=1.0)
+    bus = await NatsBus.connect(url, name="an operator", seed_file=stack.nats_seed_file("operator"))
+    await bus.close()
+    with warnings.catch_warnings():  # the client leaves the sockets of refused attempts to the garbage collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def test_keys_are_files_of_this_user_and_nowhere_else(stack: Stack) -> None:
+    paths = [Path(stack.nats_seed_file(role)) for role in NATS_ROLES]
+    folder = paths[0].parent.parent
+    secrets = [path.read_bytes() for path in paths] + [(folder / "admin.key").read_bytes()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in [*paths, folder / "admin.key"]} == {0o600}
+    files = [*(folder / "logs").iterdir(), folder / "state.json", folder / "nats.conf", *(folder / "ready").iterdir()]
+    shown = [path.read_bytes() for path in files]
+    for process in stack.processes():
+        shown += [Path(f"/proc/{process.pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+    assert len(shown) > 2 * len(stack.processes())
+    assert not any(secret in text for secret in secrets for text in shown)

@@ -28,7 +28,7 @@ from tests.kernels.cpu_attention_cases import (
 )
 from tests.kernels.whole_ops import bf16_to_float32
 
-from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.geometry import PAGE_TOKENS, first_page_read
 from weir.ops.simd.bf16 import bf16_from
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +101,26 @@ def test_what_lies_before_the_window_never_matters(length: int) -> None:
     first_seen = length - WINDOWED.window
     other.pages[other.block_tables[0, first_seen // PAGE_TOKENS], LAYER, 1] = SEVEN
     assert not np.array_equal(decode(other, rows, [0], [length]), before)
+
+
+@pytest.mark.parametrize(("window", "length"), [(40, 166), (40, 167), (1, 128), (1, 129), (160, 287), (300, 700)])
+def test_pages_that_are_given_back_may_hold_anything_and_need_not_be_there(window: int, length: int) -> None:
+    heads = replace(SMOLLM2, window=window)
+    world = make_world(heads, [length], seed=22)
+    rows = make_queries(heads, 20, seed=23)
+
+    def last(seen: World) -> NDArray[np.float32]:
+        return decode(seen, rows[:1], [0], [length])
+
+    def last_20(seen: World) -> NDArray[np.float32]:
+        return prefill(seen, rows, [(0, length - 20, length)])
+
+    for attend, num_queries in ((last, 1), (last_20, 20)):
+        num_given_back = first_page_read(length - num_queries, window)
+        other = World(heads, world.pages.copy(), world.block_tables.copy(), world.keys, world.values)
+        other.pages[other.block_tables[0, :num_given_back]] = bf16_from(np.array([np.nan], np.float32))[0]
+        other.block_tables[0, :num_given_back] = 0
+        assert_same_bits(attend(other), attend(world))
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def int8_groups_of(num_inputs: int) -> Rounding:
     """A scale for so many inputs of a row, the last group being what is left: the CPU's format, which has 32."""
 
     def rounded(rows: torch.Tensor) -> torch.Tensor:
-        groups = [int8_heads(group) for group in rows.split(num_inputs, dim=-1)]
+        groups = [int8_heads(group) for group in torch.split(rows, num_inputs, dim=-1)]
         return torch.cat(groups, dim=-1)
 
     return rounded

@@ -11,7 +11,8 @@ def token_of_step(step: int) -> int:
 
 
 def age_s(token_id: int, step_s: float, now_s: float) -> float:
-    """Since the step of that token was due, at `now_s` of the monotonic clock; right below 30,000 steps."""
+    """Since the step of that token was due, at `now_s` of the monotonic clock; right from one step before to 29,998
+    after."""
     latest = int(now_s / step_s) + 1  # a worker's step may begin a little before it is due: an age below 0
     step = latest - (latest - (token_id - _FIRST_TOKEN_ID) * _INVERSE) % _NUM_TOKEN_IDS
     return now_s - step * step_s

@@ -69,13 +69,15 @@ class NatsBus:
         self._last_error = "it does not answer"
 
     @classmethod
-    async def connect(cls, url: str, *, name: str, timeout_s: float = 10.0) -> "NatsBus":
-        """Raises BusUnavailable when no server answers in time. `name` is what the server's monitoring shows."""
+    async def connect(cls, url: str, *, name: str, timeout_s: float = 10.0, seed_file: str = "") -> "NatsBus":
+        """Raises BusUnavailable when no server answers in time. `name` is what the server's monitoring shows;
+        `seed_file` has the seed of the NKEY that proves who this is, empty: none does."""
         client = Client()
         bus = cls(client, url)
         connecting = client.connect(
             servers=[url],
             name=name,
+            nkeys_seed=seed_file or None,
             error_cb=bus._on_error,
             disconnected_cb=bus._on_disconnected,
             reconnected_cb=bus._on_reconnected,
@@ -87,6 +89,10 @@ class NatsBus:
         )
         try:
             await asyncio.wait_for(connecting, timeout_s)
+        except PermissionError as error:
+            raise BusUnavailable(f"nats_seed_file {seed_file}: {error.strerror}; it is another user's") from error
+        except FileNotFoundError as error:
+            raise BusUnavailable(f"nats_seed_file {seed_file}: {error.strerror}") from error
         except TimeoutError as error:
             await client.close()
             raise BusUnavailable(
@@ -219,7 +225,8 @@ class NatsBus:
                 subscription.count_drop()
             return
         self._last_error = f"{type(error).__name__}: {error}"
-        logger.debug("nats client: %s", self._last_error)
+        is_denied = "permissions violation" in self._last_error.lower()
+        logger.log(logging.WARNING if is_denied else logging.DEBUG, "nats client: %s", self._last_error)
 
     async def _on_disconnected(self) -> None:
         if not self._client.is_closed:

@@ -34,12 +34,20 @@ def find_nats_server(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def nats_server_command(
-    port: int, store_dir: Path, *, host: str = "127.0.0.1", ports_file_dir: Path | None = None
+    port: int,
+    store_dir: Path,
+    *,
+    host: str = "127.0.0.1",
+    ports_file_dir: Path | None = None,
+    config_file: Path | None = None,
 ) -> list[str]:
-    """The command line of a server with JetStream. Port -1: a free one, written to a file in `ports_file_dir`."""
+    """The command line of a server with JetStream. Port -1: a free one, written to a file in `ports_file_dir`.
+    `config_file`: who may connect (`weir.bus.nats_users`); None: whoever can."""
     command = [str(find_nats_server()), "-a", host, "-p", str(port), "-js", "-sd", str(store_dir)]
     if ports_file_dir is not None:
         command += ["--ports_file_dir", str(ports_file_dir)]
+    if config_file is not None:
+        command += ["-c", str(config_file)]
     return command
 
 

@@ -81,6 +81,25 @@ class Subjects:
         return f"weir.{self.namespace}.gateway.{gateway_id}.key"
 
     @property
+    def of_scheduler(self) -> str:
+        """All that is sent to schedulers."""
+        return f"weir.{self.namespace}.scheduler.>"
+
+    @property
+    def of_gateways(self) -> str:
+        """All that is sent to every gateway."""
+        return f"weir.{self.namespace}.gateways.>"
+
+    def of_gateway(self, gateway_id: str) -> str:
+        return f"weir.{self.namespace}.gateway.{gateway_id}.>"
+
+    def of_arena(self, arena_id: str) -> str:
+        return f"weir.{self.namespace}.arena.{arena_id}.>"
+
+    def of_worker(self, worker_id: str) -> str:
+        return f"weir.{self.namespace}.worker.{worker_id}.>"
+
+    @property
     def audit(self) -> str:
         """Gateways' life events, which a stream keeps: `weir.bus.audit`."""
         return f"weir.{self.namespace}.audit"

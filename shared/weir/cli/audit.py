@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -29,6 +30,10 @@ def audit(
     nats_url: Annotated[
         str, typer.Option(envvar="WEIR_NATS_URL", help="Its NATS server. Default: that of the stack that runs here.")
     ] = "",
+    nats_seed_file: Annotated[
+        str,
+        typer.Option(envvar="WEIR_NATS_SEED_FILE", help="File with the seed of the NKEY that it knows operators by."),
+    ] = "",
     runtime_dir: options.RuntimeDir = None,
 ) -> None:
     """Write the life events of requests, one JSON line each: who, when, how many tokens, how it ended; no texts.
@@ -40,21 +45,30 @@ def audit(
     weir simulate events.jsonl --local 1
     """
     try:
-        name, url = _source(instance, nats_url, runtime_dir)
-        num_events = asyncio.run(_export(name, url, out))
+        source = _source(instance, nats_url, nats_seed_file, runtime_dir)
+        num_events = asyncio.run(_export(source, out))
     except (ValueError, OSError, BusError) as error:
         fail(f"weir audit: {error}")
     if out is not None:
-        stderr.print(f"{out}: {num_events} events of {name}", markup=False, soft_wrap=True)
+        stderr.print(f"{out}: {num_events} events of {source.instance}", markup=False, soft_wrap=True)
 
 
-def _source(instance: str, nats_url: str, runtime_dir: Path | None) -> tuple[str, str]:
-    """The instance, and its server. Raises ValueError."""
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An instance, its server, and the file with what proves there who asks; empty: nothing does."""
+
+    instance: str
+    nats_url: str
+    seed_file: str
+
+
+def _source(instance: str, nats_url: str, seed_file: str, runtime_dir: Path | None) -> _Source:
+    """Raises ValueError."""
     if nats_url:
         name = instance or "default"
         check_instance(name)
         check_url("nats_url", nats_url, NATS_SCHEMES)
-        return name, nats_url
+        return _Source(name, nats_url, seed_file)
     try:
         paths = choose_instance(runtime_dir or default_runtime_dir(), instance, None)
     except WeirError as error:
@@ -63,15 +77,19 @@ def _source(instance: str, nats_url: str, runtime_dir: Path | None) -> tuple[str
     if state is None:
         fail(f"{paths.folder.name} is not running here: give --nats-url with its --instance", code=EXIT_NOT_RUNNING)
     address = state.endpoints["NATS"]
-    return paths.folder.name, address if "://" in address else f"nats://{address}"
+    url = address if "://" in address else f"nats://{address}"
+    own_seed = paths.nats_seed_file("operator")
+    return _Source(paths.folder.name, url, seed_file or (str(own_seed) if own_seed.exists() else ""))
 
 
-async def _export(instance: str, url: str, out: Path | None) -> int:
-    bus = await NatsBus.connect(url, name="weir audit", timeout_s=_CONNECT_TIMEOUT_S)
+async def _export(source: _Source, out: Path | None) -> int:
+    bus = await NatsBus.connect(
+        source.nats_url, name="weir audit", timeout_s=_CONNECT_TIMEOUT_S, seed_file=source.seed_file
+    )
     try:
         num_events = 0
         with nullcontext(sys.stdout) if out is None else _private(out) as file:
-            async for line in AuditStream(bus, Subjects(instance)).lines():
+            async for line in AuditStream(bus, Subjects(source.instance)).lines():
                 file.write(f"{line}\n")
                 num_events += 1
         return num_events

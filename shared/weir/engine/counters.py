@@ -41,6 +41,8 @@ class EngineCounters:
     """Sequences whose pages came back with a wrong checksum: computed again."""
     tokens_recomputed: int = 0
     """Computed before, lost by preemption and computed again; not counted as prompt or output tokens a second time."""
+    pages_behind_window: int = 0
+    """Given back by sequences that went on, since nothing that was still to be computed saw them."""
     pauses: int = 0
     """Times a sequence left the batch for a more urgent one; its pages stayed."""
     policy_defects: int = 0

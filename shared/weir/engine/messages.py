@@ -47,14 +47,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class UsedPages:
-    """Pages that one sequence used, in the order of its positions; they hold `token_ids` from position 0 on.
-
-    They may serve other sequences as a prefix under `prefix_seed`; empty: they may not.
-    """
+    """Pages that one sequence used, in the order of its positions, from its page number `first_page` on. All its pages,
+    from 0 on, hold `token_ids`. They may serve others as a prefix under `prefix_seed`; empty: they may not."""
 
     page_ids: tuple[int, ...]
     token_ids: tuple[int, ...] = ()
     prefix_seed: bytes = b""
+    first_page: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class SequenceLog(Protocol):
 
     def begin(self, params: SequenceParams, output_token_ids: Sequence[int] = ()) -> None: ...
 
-    def set_block_table(self, page_ids: Sequence[int]) -> None: ...
+    def set_block_table(self, page_ids: Sequence[int], first_page: int = 0) -> None: ...
 
     def append_page(self, page_id: int) -> None: ...
 
@@ -90,6 +89,8 @@ class SequenceLog(Protocol):
     def publish(self, num_computed_tokens: int) -> None: ...
 
     def drop_pages(self, num_kept: int) -> None: ...
+
+    def drop_first_pages(self, first_page: int) -> None: ...
 
     def end(self, reason: FinishReason) -> None: ...
 
@@ -115,6 +116,8 @@ class Arrival:
     num_computed_tokens: int = 0
     num_shared_pages: int = 0
     """The first pages of the block table, which others may use too: giving them back may free nothing."""
+    first_page: int = 0
+    """What is before it in the block table is not the sequence's any more."""
     finish_reason: FinishReason | None = None
     """It has ended already: its client is to be told, and nothing is to be computed."""
     grammar: GrammarState | None = None
@@ -131,6 +134,7 @@ class Arrival:
             output_logprobs=snapshot.output_logprobs,
             block_table=snapshot.block_table,
             num_computed_tokens=snapshot.num_computed_tokens,
+            first_page=snapshot.first_page,
             finish_reason=snapshot.finish_reason,
         )
 
@@ -256,7 +260,7 @@ Command = (
 @dataclass(frozen=True, slots=True)
 class ChunkComputed:
     """A part of a prompt is in its pages: `num_tokens` from position `start` on. `page_ids`: of all positions up to the
-    end of this part."""
+    end of this part; the first ones may have been given back."""
 
     key: SequenceKey
     start: int
@@ -286,11 +290,12 @@ class PromptScored:
 class HandOffReady:
     """Another worker can go on with it from its record: the prompt is computed and its first token sampled, or it runs
     and was to be handed over. The engine leaves slot and pages alone until ForgetSequence (the hand-off is committed),
-    FailSequence or TakeBackSequence (it is refused) comes."""
+    FailSequence or TakeBackSequence (it is refused) comes. `page_ids`: what it holds, from its page `first_page` on."""
 
     key: SequenceKey
     slot: int
     page_ids: tuple[int, ...]
+    first_page: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +365,7 @@ class EngineLoad:
     num_held_pages: int = 0
     num_free_pages: int = 0
     num_used_pages: int = 0
-    """In block tables."""
+    """In block tables, but for those that were given back."""
     num_filled_pages: int = 0
     """Those of the used ones that hold at least one computed token."""
     num_kept_ends: int = 0

@@ -80,8 +80,10 @@ class ChunkPlan(NamedTuple):
     positions   0 ........ start ............ end
                 |-- in pages --|-- token_ids --|        end = start + len(token_ids)
 
-    `block_table` names the pages of positions [0, end), in order: page i holds [16 i, 16 i + 16). The only token of a
-    step that is launched before the one before it has ended is `SAMPLED_BEFORE`.
+    `block_table` names the pages of positions [0, end), in order: page i holds [16 i, 16 i + 16). Those before the one
+    that its first query reads first (`weir.kv.geometry.first_page_read`) may be somebody else's: with windows in all
+    layers they are given back. The only token of a step that is launched before the one before it has ended is
+    `SAMPLED_BEFORE`.
     """
 
     slot: int

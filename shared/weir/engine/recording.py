@@ -1,5 +1,6 @@
 """Steps from plan to result: checked against the plan first, then recorded in sequences, counters and events."""
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from weir.engine.memory.pages import PagePool
 from weir.engine.messages import ChunkComputed, Event, Failure, FailureReason, PromptScored, SequenceKey, TokenSampled
 from weir.engine.plan import NO_SWAP, ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import Sequence
+from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, PAGE_TOKENS
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
 
@@ -50,12 +52,14 @@ def _try_find_problem(chunk: ChunkPlan, result: StepResult, vocab_size: int) -> 
 
 @dataclass(slots=True)
 class Sampled:
-    """Sequences that end by the token sampled for them, those that go on after the first one sampled here, and those
-    whose grammar could not say what may come: what was sampled for them counts for nothing."""
+    """Sequences that end by the token sampled for them, those that go on after the first one sampled here, those whose
+    grammar could not say what may come (what was sampled for them counts for nothing), and those that go on and hold
+    pages that they do not see any more."""
 
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)
     begun: list[Sequence] = field(default_factory=list)
     failed: list[tuple[Sequence, Failure]] = field(default_factory=list)
+    past_window: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +118,15 @@ class StepsInFlight:
 class Recorder:
     """Changes `counters` and `events` of its batcher."""
 
-    def __init__(self, counters: EngineCounters, events: list[Event], max_context_tokens: int) -> None:
+    def __init__(
+        self, counters: EngineCounters, events: list[Event], max_context_tokens: int, window: int | None = None
+    ) -> None:
+        """`window`: no layer sees more than so many positions; None: some see all."""
         self._counters = counters
         self._events = events
         self._max_context_tokens = max_context_tokens
+        # with so many positions behind its first page, a sequence does not see the first block of them any more
+        self._most_behind = math.inf if window is None else window - 1 + ATTENTION_BLOCK_TOKENS
 
     def record(self, plan: StepPlan, step: StepInFlight, result: StepResult, ended_at_s: float) -> Sampled:
         """The result has been checked.
@@ -127,6 +136,7 @@ class Recorder:
         sampled, counters, events = Sampled(), self._counters, self._events
         num_prompt, num_output = counters.prompt_tokens_computed, counters.output_tokens_computed
         token_ids, longest, num_decoded, num_sampled = result.token_ids, self._max_context_tokens, 0, 0
+        most_behind = self._most_behind
         for chunk, sequence in zip(plan.chunks, step.owners, strict=True):
             if sequence is None:
                 continue
@@ -146,6 +156,8 @@ class Recorder:
             events.append(_new(TokenSampled, (sequence.key, end - sequence.num_prompt_tokens, token_id, None)))
             if token_id in sequence.stop_token_ids or end + 1 >= sequence.max_num_tokens or end + 1 >= longest:
                 sampled.ended.append((sequence, _reason_of(sequence, longest)))
+            elif end - sequence.first_page * PAGE_TOKENS >= most_behind:
+                sampled.past_window.append(sequence)
         if step.is_ahead:
             counters.late_rows_computed += step.owners.count(None)
         else:
@@ -167,14 +179,17 @@ class Recorder:
             self._events.append(computed)
         if chunk.score is not None:
             self._events.append(PromptScored(sequence.key, chunk.start + 1, result.prompt_logprobs[chunk.slot]))
-        if token_id is None:
-            return
-        self._counters.tokens_generated += 1
-        self._events.append(TokenSampled(sequence.key, sequence.num_output_tokens - 1, token_id, logprobs))
-        reason = sequence.end_reason(self._max_context_tokens)
+        reason = None
+        if token_id is not None:
+            self._counters.tokens_generated += 1
+            self._events.append(TokenSampled(sequence.key, sequence.num_output_tokens - 1, token_id, logprobs))
+            reason = sequence.end_reason(self._max_context_tokens)
         if reason is not None:
             sampled.ended.append((sequence, reason))
-        elif chunk.start < sequence.num_prefill_tokens:
+            return
+        if chunk.end - sequence.first_page * PAGE_TOKENS >= self._most_behind:
+            sampled.past_window.append(sequence)
+        if token_id is not None and chunk.start < sequence.num_prefill_tokens:
             sampled.begun.append(sequence)
 
 

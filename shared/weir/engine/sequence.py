@@ -7,8 +7,14 @@
 The keys and values of [0, num_computed) are in `block_table`'s pages. A token is sampled from the logits of position
 num_tokens - 1, that is when num_computed reaches num_tokens; the token by which a sequence ends is never computed.
 
+Where no layer of the model sees further back than a window, pages that nothing to be computed sees are given back:
+
+    block table | given back | held .............. |
+    pages       0 ....... first_page ............. len(block_table)
+
 A preempted sequence keeps only those of its pages that it shares (the first `num_shared_pages` of its block table), and
-num_computed says no more than they hold. The others are in `swap_slots` of the swap file, or lost and computed again.
+num_computed says no more than they hold. One that has given its first pages back keeps none, since nothing can be
+computed from the others alone. What it gave up is in `swap_slots` of the swap file, or lost and computed again.
 """
 
 from collections.abc import Callable
@@ -16,23 +22,20 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
-import numpy as np
-
 from weir.core.life import FinishReason
 from weir.core.sampling import TokenLogprobs
+from weir.engine.history import GrowingHistory
 from weir.engine.messages import Arrival, SequenceKey, SequenceLog
-from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec, TokenHistory
+from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec
 from weir.engine.waits import WaitTimes
 from weir.grammar.masks import GrammarState
-from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.kv.geometry import PAGE_TOKENS, first_page_read, num_pages_for
 from weir.kv.records.record import SequenceParams
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
 
 OpenLog = Callable[[int], SequenceLog]
 """The empty record of a slot."""
-
-_MIN_HISTORY_TOKENS = 256
 
 LOOKAHEAD_TOKENS = 8
 """Pages are asked for this many tokens before they are needed, so that the arena's answer is here in time."""
@@ -46,29 +49,6 @@ class Stage(Enum):
     HANDING_OFF = "handing_off"
 
 
-class GrowingHistory:
-    """The tokens of a sequence in one array. Only grows, and moves to a larger array rather than change what a
-    `TokenHistory` shows."""
-
-    def __init__(self, token_ids: Seq[int], num_prompt_tokens: int) -> None:
-        self._num_tokens = len(token_ids)
-        self._num_prompt_tokens = num_prompt_tokens
-        self._token_ids = np.empty(self._num_tokens + _MIN_HISTORY_TOKENS, np.int32)
-        self._token_ids[: self._num_tokens] = token_ids
-
-    def append(self, token_id: int) -> None:
-        if self._num_tokens == len(self._token_ids):
-            larger = np.empty(2 * self._num_tokens, np.int32)
-            larger[: self._num_tokens] = self._token_ids
-            self._token_ids = larger
-        self._token_ids[self._num_tokens] = token_id
-        self._num_tokens += 1
-
-    def view(self) -> TokenHistory:
-        """The tokens so far, not copied."""
-        return TokenHistory(self._token_ids[: self._num_tokens], self._num_prompt_tokens)
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Everybody may look; it is changed by the methods below, and `stage`, `stalled_since_s`, `is_cancelled` and the
@@ -79,6 +59,7 @@ class Sequence:
     slot: int | None = None
     log: SequenceLog | None = None
     block_table: tuple[int, ...] = ()
+    first_page: int = 0
     num_computed: int = 0
     stage: Stage = Stage.WAITING
     stalled_since_s: float | None = None
@@ -89,7 +70,7 @@ class Sequence:
     preempted_since_s: float | None = None
     swap_slots: tuple[int, ...] = ()
     num_swapped_out_tokens: int = 0
-    """Tokens whose keys and values `swap_slots` and the shared pages hold."""
+    """Tokens whose keys and values `swap_slots` and the shared pages hold, from `first_page` on."""
     num_computed_before: int = 0
     """Positions below this were computed once already, before they were lost."""
     num_preemptions: int = 0
@@ -138,6 +119,7 @@ class Sequence:
             slot=arrival.slot,
             log=arrival.log,
             block_table=arrival.block_table,
+            first_page=arrival.first_page,
             num_computed=arrival.num_computed_tokens,
             num_shared_pages=arrival.num_shared_pages,
             grammar=arrival.grammar,
@@ -177,8 +159,22 @@ class Sequence:
         return self.preempted_since_s is not None
 
     @property
+    def held_pages(self) -> tuple[int, ...]:
+        return self.block_table[self.first_page :]
+
+    @property
+    def first_private_page(self) -> int:
+        """It gives those from here on up when it gives way."""
+        return self.first_page or self.num_shared_pages
+
+    @property
     def private_pages(self) -> tuple[int, ...]:
-        return self.block_table[self.num_shared_pages :]
+        return self.block_table[self.first_private_page :]
+
+    @property
+    def num_sharable_private_pages(self) -> int:
+        """How many of its first private pages others may use by now: the arena alone knows whether they are free."""
+        return max(0, self.num_sharable_pages - self.first_private_page)
 
     def num_missing_pages(self, num_ahead: int) -> int:
         """Pages to add before the next `num_ahead` positions can be computed."""
@@ -216,6 +212,15 @@ class Sequence:
         assert self.log is not None, "only a sequence with a slot has a record"
         self.log.publish(self.num_computed)
 
+    def give_back(self, window: int) -> tuple[int, ...]:
+        """The pages that no query from the next position on reads, each of which sees `window` positions; they are not
+        its own any more when this returns. The record comes first, as in `_give_up_pages`."""
+        assert self.log is not None, "only a sequence with a slot has a record"
+        first_page = first_page_read(self.num_computed, window)
+        self.log.drop_first_pages(first_page)
+        given_back, self.first_page = self.block_table[self.first_page : first_page], first_page
+        return given_back
+
     def swap_out(self, swap_slots: tuple[int, ...], now_s: float) -> None:
         """Its private pages were copied to `swap_slots`, in order; they are not its own any more when this returns."""
         self.swap_slots, self.num_swapped_out_tokens = swap_slots, self.num_computed
@@ -225,6 +230,7 @@ class Sequence:
         """Its private pages are lost, and not its own any more when this returns."""
         self.num_computed_before = max(self.num_computed_before, self.num_computed)
         self._give_up_pages(now_s)
+        self._begin_anew()
 
     def restore(self, page_ids: Seq[int], *, is_intact: bool, now_s: float | None = None) -> None:
         """Private pages again; `is_intact`: with what was swapped out. Otherwise that is to be computed again."""
@@ -233,21 +239,30 @@ class Sequence:
             self.num_computed = self.num_swapped_out_tokens
         else:
             self.num_computed_before = max(self.num_computed_before, self.num_swapped_out_tokens)
+            self._begin_anew()
         if now_s is not None:  # else nobody is told how long it waited
             self.waits.came_back(self.preempted_since_s, now_s)
         self.swap_slots, self.num_swapped_out_tokens, self.preempted_since_s = (), 0, None
         self.block_table += tuple(page_ids)
-        self.log.set_block_table(self.block_table)
+        self.log.set_block_table(self.block_table, self.first_page)
         self.log.publish(self.num_computed)
 
     def _give_up_pages(self, now_s: float) -> None:
-        """The record comes first: an adopter must not find pages that are somebody else's."""
+        """The record comes first: an adopter must not find pages that are somebody else's. What was given back before
+        keeps its place in the block table, for what is swapped out to come behind it."""
         assert self.log is not None, "only a sequence with a slot is preempted"
+        if self.first_page:
+            self.num_shared_pages = 0
         self.log.drop_pages(self.num_shared_pages)
-        self.block_table = self.block_table[: self.num_shared_pages]
+        self.block_table = self.block_table[: self.first_private_page]
         self.num_computed = min(self.num_computed, self.num_shared_pages * PAGE_TOKENS)
         self.num_preemptions += 1
         self.preempted_since_s = now_s
+
+    def _begin_anew(self) -> None:
+        """It is computed again from the pages that it shares, or from position 0 on."""
+        if self.first_page:
+            self.block_table, self.first_page = (), 0
 
     def end(self, reason: FinishReason) -> tuple[int, SequenceLog]:
         """Publishes that it has ended, and parts with its slot and its record, which name no pages any more."""
@@ -358,9 +373,13 @@ class Sequence:
             errors.append(
                 f"{self.key.request_id}: {self.num_computed} of {self.num_tokens} tokens in pages for {capacity}"
             )
+        if not 0 <= self.first_page <= len(self.block_table):
+            errors.append(
+                f"{self.key.request_id}: holds pages from {self.first_page} on, and has {len(self.block_table)}"
+            )
         if self.is_preempted and self.private_pages:
             errors.append(f"{self.key.request_id}: is preempted, but has {len(self.private_pages)} pages of its own")
         num_swapped_out, num_swap_slots = self.num_swapped_out_tokens, len(self.swap_slots)
-        if num_swap_slots and num_swap_slots != num_pages_for(num_swapped_out) - self.num_shared_pages:
+        if num_swap_slots and num_swap_slots != num_pages_for(num_swapped_out) - self.first_private_page:
             errors.append(f"{self.key.request_id}: {num_swapped_out} tokens swapped out to {num_swap_slots} pages")
         return errors

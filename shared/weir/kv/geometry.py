@@ -10,6 +10,10 @@ PAGE_LAYOUT = "keys [head_dim, token], values [token, head_dim]"
 TOKEN_MAJOR_PAGE_LAYOUT = "keys [token, head_dim], values [token, head_dim]"
 """Of the Triton kernels: a row of a key block is one token, as their matrix products want it."""
 
+ATTENTION_BLOCK_TOKENS = 128
+"""Attention goes through a context in blocks of so many tokens, or of a part of them, that begin at position 0 and are
+passed over as wholes."""
+
 _WATERMARK_SHARE = 128
 _MAX_WATERMARK_PAGES = 32
 _UNRESERVABLE_SHARE = 8
@@ -18,6 +22,12 @@ _UNRESERVABLE_SHARE = 8
 def num_pages_for(num_tokens: int) -> int:
     """Pages that hold `num_tokens` tokens."""
     return -(-num_tokens // PAGE_TOKENS)
+
+
+def first_page_read(position: int, window: int) -> int:
+    """The number of the first page that is read for a query at `position` that sees the last `window` positions, its
+    own among them; nor do queries behind it read any before."""
+    return max(0, position + 1 - window) // ATTENTION_BLOCK_TOKENS * (ATTENTION_BLOCK_TOKENS // PAGE_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

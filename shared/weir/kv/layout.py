@@ -22,7 +22,7 @@ import numpy as np
 from weir.core.fields import format_size
 from weir.kv.geometry import ArenaGeometry, least_arena_pages, num_reservable_pages
 
-LAYOUT_VERSION = 10
+LAYOUT_VERSION = 11
 MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 NO_LEASE = 0

@@ -18,10 +18,17 @@ class PageChain:
     """Pages of one sequence in the order of its positions.
 
     `hashes` are those of its first pages: full ones, computed, that may serve other sequences as a prefix.
+    `earlier_hashes` are those of all pages before them that the sequence has had and given back.
     """
 
     page_ids: tuple[int, ...]
     hashes: tuple[bytes, ...] = ()
+    earlier_hashes: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of_sequence(cls, page_ids: tuple[int, ...], first_page: int, hashes: tuple[bytes, ...]) -> "PageChain":
+        """`page_ids` begin at page number `first_page` of a sequence; `hashes` from its page 0 on."""
+        return cls(page_ids, hashes[first_page : first_page + len(page_ids)], hashes[:first_page])
 
 
 @dataclass(frozen=True, slots=True)

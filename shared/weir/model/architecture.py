@@ -235,6 +235,12 @@ class ModelConfig:
         return window.num_tokens if window is not None and window.layers[layer] else None
 
     @property
+    def longest_window(self) -> int | None:
+        """How many positions any layer attends to at most; None: some attend to all."""
+        window = self.window
+        return window.num_tokens if window is not None and all(window.layers) else None
+
+    @property
     def page_geometry(self) -> PageGeometry:
         return PageGeometry(num_layers=self.num_layers, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 

@@ -34,7 +34,7 @@ class SimRecord:
         del output_token_ids
         self.params = params
 
-    def set_block_table(self, page_ids: Sequence[int]) -> None:
+    def set_block_table(self, page_ids: Sequence[int], first_page: int = 0) -> None:
         """Nobody asks for it: nothing is adopted in a simulation."""
 
     def append_page(self, page_id: int) -> None:
@@ -54,6 +54,9 @@ class SimRecord:
         del num_kept
         if self.params is not None:
             self._preemptions[self.params.request_id] += 1
+
+    def drop_first_pages(self, first_page: int) -> None:
+        """As `append_page`."""
 
     def end(self, reason: FinishReason) -> None:
         """As `append_page`."""

@@ -10,19 +10,21 @@ import numpy.typing as npt
 
 from weir.core.sampling import SamplingParams, TokenLogprobs
 from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec, StepPlan, StepResult, TokenHistory
-from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.geometry import PAGE_TOKENS, first_page_read
 from weir.model.rows import SampledRow
 from weir.model.sampler import sample_step, scan_of, token_logprobs
 
 _GARBAGE = -1
+_POSITION_FACTOR = 1_000_003
+"""More than there are tokens."""
 
 
 class HashRunner:
     """Writes a number for each position into the pages, and samples tokens from what it then reads there.
 
     So a token depends on every page of its sequence: a wrong block table, a page that somebody else wrote to and a
-    chunk that was left out all give other tokens than `reference_tokens`. `on_run` is called first in each step, to
-    wait or to raise.
+    chunk that was left out all give other tokens than `reference_tokens`. With a window it depends on those that are
+    seen, and a step fails that would read another's. `on_run` is called first in each step, to wait or to raise.
     """
 
     def __init__(
@@ -31,11 +33,14 @@ class HashRunner:
         vocab_size: int,
         on_run: Callable[[StepPlan], None] | None = None,
         memory: npt.NDArray[np.int64] | None = None,
+        window: int | None = None,
     ) -> None:
-        """`memory` [num_pages, PAGE_TOKENS] may be shared with another runner; without it there is one of its own."""
+        """`memory` [num_pages, PAGE_TOKENS] may be shared with another runner; without it there is one of its own.
+        `window`: positions that a query sees at most."""
         if memory is None:
             memory = np.full((num_pages, PAGE_TOKENS), _GARBAGE, np.int64)
         self._memory = memory
+        self._window = window
         self._vocab_size = vocab_size
         self._on_run = on_run
         self.num_runs = 0
@@ -52,6 +57,8 @@ class HashRunner:
         if self._on_run is not None:
             self._on_run(plan)
         for chunk in plan.chunks:
+            if self._window is not None:
+                self._check_read(chunk, self._window)
             for position, token_id in enumerate(chunk.token_ids, chunk.start):
                 page_id = chunk.block_table[position // PAGE_TOKENS]
                 self._memory[page_id, position % PAGE_TOKENS] = _written(position, token_id)
@@ -73,11 +80,21 @@ class HashRunner:
 
     def _scored(self, chunk: ChunkPlan, score: ScoreSpec) -> tuple[TokenLogprobs, ...]:
         ends = range(chunk.start + 1, chunk.start + 1 + len(score.next_token_ids))
-        logits = np.stack([_logits(self._read(chunk)[:end], self._vocab_size) for end in ends])
+        logits = np.stack([_logits(self._read(chunk, end), self._vocab_size) for end in ends])
         return token_logprobs(logits, score.next_token_ids, score.num_top)
 
-    def _read(self, chunk: ChunkPlan) -> npt.NDArray[np.int64]:
-        return self._memory[list(chunk.block_table)].reshape(-1)[: chunk.end]
+    def _read(self, chunk: ChunkPlan, end: int | None = None) -> npt.NDArray[np.int64]:
+        """What the query before `end` sees, by default the chunk's last."""
+        end = chunk.end if end is None else end
+        first = 0 if self._window is None else max(0, end - self._window)
+        return self._memory[list(chunk.block_table)].reshape(-1)[first:end]
+
+    def _check_read(self, chunk: ChunkPlan, window: int) -> None:
+        """Kernels read whole blocks, more than is seen: there must be what was computed for these positions."""
+        first = first_page_read(chunk.start, window)
+        before = self._memory[list(chunk.block_table[first:])].reshape(-1)[: chunk.start - first * PAGE_TOKENS]
+        positions = np.arange(first * PAGE_TOKENS, chunk.start)
+        assert (before // _POSITION_FACTOR == positions + 1).all(), f"slot {chunk.slot} reads what is not its own"
 
 
 class LaunchingHashRunner(HashRunner):
@@ -93,8 +110,9 @@ class LaunchingHashRunner(HashRunner):
         vocab_size: int,
         on_run: Callable[[StepPlan], None] | None = None,
         memory: npt.NDArray[np.int64] | None = None,
+        window: int | None = None,
     ) -> None:
-        super().__init__(num_pages, vocab_size, on_run, memory)
+        super().__init__(num_pages, vocab_size, on_run, memory, window)
         self._launched: deque[StepPlan] = deque()
         self._sampled_before: Mapping[int, int] = {}
         self.num_launched_ahead = 0
@@ -136,11 +154,13 @@ def reference_tokens(
     *,
     stop_token_ids: tuple[int, ...] = (),
     min_tokens: int = 0,
+    window: int | None = None,
 ) -> list[int]:
     """The first `num_tokens` tokens of a request that runs alone, without pages, and does not stop."""
     token_ids = list(prompt_token_ids)
     for output_index in range(num_tokens):
-        written = np.array([_written(*entry) for entry in enumerate(token_ids)], np.int64)
+        first = 0 if window is None else max(0, len(token_ids) - window)
+        written = np.array([_written(*entry) for entry in enumerate(token_ids[first:], first)], np.int64)
         history = TokenHistory(np.array(token_ids, np.int32), len(prompt_token_ids))
         masked = stop_token_ids if output_index < min_tokens else ()
         result = _draw(written, 0, SampleSpec(params, output_index, masked, history), vocab_size)
@@ -149,7 +169,7 @@ def reference_tokens(
 
 
 def _written(position: int, token_id: int) -> int:
-    return (position + 1) * 1_000_003 + token_id
+    return (position + 1) * _POSITION_FACTOR + token_id
 
 
 def _draw(written: npt.NDArray[np.int64], slot: int, spec: SampleSpec, vocab_size: int) -> StepResult:

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import grpc
 
+from weir.bus.nats_users import NatsRole
 from weir.core.ports import free_port
 from weir.runtime.stack.instances import end_instance
 from weir.runtime.stack.observe import try_observe
@@ -76,6 +77,10 @@ class Stack:
     @property
     def http_url(self) -> str:
         return f"http://127.0.0.1:{self.http_port}"
+
+    def nats_seed_file(self, role: NatsRole) -> str:
+        """What proves to the stack's NATS that somebody is of this role."""
+        return str(self._paths.nats_seed_file(role))
 
     def weir(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Runs the command line program against nothing in particular."""

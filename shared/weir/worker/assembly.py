@@ -46,7 +46,9 @@ async def load_worker_model(config: WorkerConfig) -> WorkerModel:
     await asyncio.to_thread(loading.wait_for_imports)
 
     async def connect_bus(name: str) -> Bus:
-        return await NatsBus.connect(config.nats_url, name=name, timeout_s=_BUS_CONNECT_TIMEOUT_S)
+        return await NatsBus.connect(
+            config.nats_url, name=name, timeout_s=_BUS_CONNECT_TIMEOUT_S, seed_file=config.nats_seed_file
+        )
 
     return WorkerModel(spec, loading.over, connect_bus)
 

@@ -44,10 +44,14 @@ async def test_a_sequence_that_comes_after_a_rest_begins_with_the_next_step() ->
         await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 29_999])
+@pytest.mark.parametrize("num_steps", [0, 1, 29_998])
 def test_a_token_says_how_old_it_is(num_steps: int) -> None:
     step = 4_711_000
     assert age_s(token_of_step(step), 0.25, (step + num_steps) * 0.25 + 0.1) == pytest.approx(num_steps * 0.25 + 0.1)
+
+
+def test_a_token_that_comes_before_its_step_was_due_is_not_a_cycle_old() -> None:
+    assert age_s(token_of_step(4_711_000), 0.25, 4_711_000 * 0.25 - 0.001) == pytest.approx(-0.001)
 
 
 def test_processor_time_is_that_of_the_process_and_one_that_is_gone_is_named() -> None:

@@ -74,8 +74,9 @@ class PressedEngine:
     def __init__(self, pressure: Pressure) -> None:
         self.pressure = pressure
         self.clock = ManualClock()
-        self.records = Records(pressure.num_pages, len(pressure.prompts))
-        self.runner = HashRunner(pressure.num_pages, VOCAB_SIZE)
+        longest, window = pressure.limits.max_context_tokens, pressure.limits.window
+        self.records = Records(pressure.num_pages, len(pressure.prompts), longest)
+        self.runner = HashRunner(pressure.num_pages, VOCAB_SIZE, window=window)
         self.swap_file = self._make_swap_file()
         self.free_pages = set(range(pressure.num_pages))
         pool = PagePool(watermark_pages=0, watermark_slots=0)

@@ -74,7 +74,8 @@ class Schedule:
 
 def limits(**changes: int) -> BatchLimits:
     values = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "chunk_tokens": 32} | changes
-    return BatchLimits(**values, max_context_tokens=MAX_CONTEXT_TOKENS, vocab_size=VOCAB_SIZE, max_stall_s=2.0)
+    values.setdefault("max_context_tokens", MAX_CONTEXT_TOKENS)
+    return BatchLimits(**values, vocab_size=VOCAB_SIZE, max_stall_s=2.0)
 
 
 def params(
@@ -129,13 +130,14 @@ class World:
         """`async_scheduling`: the decode engine launches a step while one runs."""
         self.schedule = schedule
         self.clock = ManualClock()
-        self.records = Records(schedule.num_pages, schedule.num_slots)
+        longest, window = schedule.decode_limits.max_context_tokens, schedule.decode_limits.window
+        self.records = Records(schedule.num_pages, schedule.num_slots, longest)
         memory = np.full((schedule.num_pages, PAGE_TOKENS), -1, np.int64)
         self.prefill_runner = HashRunner(
-            schedule.num_pages, VOCAB_SIZE, partial(_check_limits, schedule.prefill_limits), memory
+            schedule.num_pages, VOCAB_SIZE, partial(_check_limits, schedule.prefill_limits), memory, window
         )
         self.decode_runner = LaunchingHashRunner(
-            schedule.num_pages, VOCAB_SIZE, partial(_check_limits, schedule.decode_limits), memory
+            schedule.num_pages, VOCAB_SIZE, partial(_check_limits, schedule.decode_limits), memory, window
         )
         self.free_pages = set(range(schedule.num_pages))
         self.free_slots = set(range(schedule.num_slots))
@@ -203,7 +205,7 @@ class World:
             record = self.records.open(ready.slot)
             snapshot = record.read()
             assert snapshot is not None
-            assert snapshot.block_table == ready.page_ids
+            assert (snapshot.held_pages, snapshot.first_page) == (ready.page_ids, ready.first_page)
             self._decode_core.apply(AddSequence(Arrival.of_record(ready.slot, record, snapshot)))
             if ready.key in self._cancelled:
                 self._decode_core.apply(CancelSequence(ready.key))

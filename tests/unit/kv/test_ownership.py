@@ -85,6 +85,21 @@ class OwnershipMachine(RuleBasedStateMachine):
         for page in sequence:
             del self.pages[page]
 
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), num_pages=st.integers(0, 5), dies=st.sampled_from(["", "worker", "service"]))
+    def give_first_pages_back(self, data: st.DataObject, num_pages: int, dies: str) -> None:
+        """The record says it first; whoever dies then loses no page."""
+        slot = data.draw(st.sampled_from(sorted(self.sequences)))
+        given, self.sequences[slot] = self.sequences[slot][:num_pages], self.sequences[slot][num_pages:]
+        if dies == "worker":
+            self.fence(self.slots[slot])
+            return
+        if dies == "service":
+            self.restart()
+        self.table.release(self.slots[slot], [PageChain(tuple(given))], [])
+        for page in given:
+            del self.pages[page]
+
     @rule(lease_id=st.sampled_from(_LEASES), page_ids=st.lists(st.integers(-2, _NUM_PAGES + 1), max_size=6))
     def release_pages_that_may_be_foreign(self, lease_id: int, page_ids: list[int]) -> None:
         allowed = set(self._free_pages_of(lease_id))

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -34,18 +35,19 @@ def hashes_of(text: Text) -> tuple[bytes, ...]:
 
 @dataclass
 class Running:
-    """A sequence whose last page is its own and is being written."""
+    """A sequence whose last page is its own and is being written. `block_table` begins at its page `first_page`."""
 
     lease_id: int
     text: Text
     block_table: list[int]
+    first_page: int = 0
 
     @property
     def num_full(self) -> int:
         return len(self.text)
 
     def chain(self, num_hashes: int) -> PageChain:
-        return PageChain(tuple(self.block_table), hashes_of(self.text)[:num_hashes])
+        return PageChain.of_sequence(tuple(self.block_table), self.first_page, hashes_of(self.text)[:num_hashes])
 
 
 class PrefixMachine(RuleBasedStateMachine):
@@ -87,9 +89,9 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def seal_what_is_computed(self, data: st.DataObject) -> None:
         sequence = self.running[data.draw(self.slots())]
-        first = data.draw(st.integers(0, sequence.num_full))
+        first = data.draw(st.integers(sequence.first_page, sequence.num_full))
         end = data.draw(st.integers(first, sequence.num_full))
-        pages = tuple(sequence.block_table[first:end])
+        pages = tuple(sequence.block_table[first - sequence.first_page : end - sequence.first_page])
         self.table.seal(sequence.lease_id, PageChain(pages, hashes_of(sequence.text)[first:end]))
 
     @precondition(lambda self: self.running)
@@ -97,10 +99,24 @@ class PrefixMachine(RuleBasedStateMachine):
     def hand_off(self, data: st.DataObject, to_lease_id: int) -> None:
         slot = data.draw(self.slots())
         sequence = self.running[slot]
-        hashes = hashes_of(sequence.text)[: data.draw(st.integers(0, sequence.num_full))]
+        chain = sequence.chain(data.draw(st.integers(0, sequence.num_full)))
+        hashes = self.table.sealable_hashes(chain.earlier_hashes, chain.hashes)
         move = Move("r", Attempt(1, 0), sequence.lease_id, to_lease_id)
         self.table.hand_off(slot, np.array(sequence.block_table, np.int64), move, hashes)
         sequence.lease_id = to_lease_id
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), has_hashes=st.booleans())
+    def give_first_pages_back(self, data: st.DataObject, has_hashes: bool) -> None:
+        """Of those that are computed: its own last page stays."""
+        sequence = self.running[data.draw(self.slots())]
+        first_page = data.draw(st.integers(sequence.first_page, sequence.num_full))
+        num_given = first_page - sequence.first_page
+        given, sequence.block_table = sequence.block_table[:num_given], sequence.block_table[num_given:]
+        hashes = hashes_of(sequence.text) if has_hashes else ()
+        chain = PageChain.of_sequence(tuple(given), sequence.first_page, hashes)
+        sequence.first_page = first_page
+        self.table.release(sequence.lease_id, [chain], [])
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -131,7 +147,9 @@ class PrefixMachine(RuleBasedStateMachine):
         chains = [sequence.chain(sequence.num_full if seals else 0) for sequence in lost.values()]
         self.table.free_orphans(lease_id, chains)
         for sequence in lost.values() if seals else ():
-            assert len(self.table.prefixes.find_prefix(hashes_of(sequence.text))) == sequence.num_full
+            hashes = hashes_of(sequence.text)
+            num_found = len(self.table.prefixes.find_prefix(hashes))
+            assert num_found == sequence.num_full or num_found < sequence.first_page
 
     @rule(half_sealed=st.booleans())
     def restart(self, half_sealed: bool) -> None:
@@ -165,7 +183,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def running_sequences_keep_what_they_computed(self) -> None:
         for sequence in self.running.values():
-            for index, page in enumerate(sequence.block_table[:-1]):
+            for index, page in enumerate(sequence.block_table[:-1], sequence.first_page):
                 assert self.holds[page] == sequence.text[: index + 1]
 
     @invariant()
@@ -230,6 +248,56 @@ def test_a_prefix_that_another_sequence_computed_too_keeps_the_first_copy_and_fr
     table.release(2, [PageChain(second.page_ids, hashes_of((0, 1, 1)))], [])
     assert table.prefixes.find_prefix(hashes_of((0, 1, 1))) == [*first.page_ids, second.page_ids[2]]
     assert (table.num_pages(PageState.FREE), table.num_pages(PageState.CACHED)) == (5, 3)
+
+
+def running_text(table: OwnershipTable, text: Text, num_given: int) -> list[int]:
+    """Of a sequence that has computed a text and given its first pages back, with their hashes, those that it holds."""
+    acquired = table.try_acquire(1, len(text), 0)
+    assert acquired is not None
+    given, held = acquired.page_ids[:num_given], acquired.page_ids[num_given:]
+    table.release(1, [PageChain(given, hashes_of(text)[:num_given])], [])
+    return list(held)
+
+
+def test_pages_behind_those_that_were_given_back_are_found_and_the_whole_chain_counts_as_used() -> None:
+    table = OwnershipTable(np.zeros(8, PAGE_DTYPE), np.zeros(1, SLOT_DTYPE))
+    text = (0, 1, 0, 1)
+    held = running_text(table, text, num_given=2)
+    cached(table, (1, 1))  # between the two
+    assert len(table.prefixes.find_prefix(hashes_of(text))) == 2
+    table.release(1, [PageChain.of_sequence(tuple(held), 2, hashes_of(text))], [])
+    assert len(table.prefixes.find_prefix(hashes_of(text))) == 4
+    table.try_acquire(1, 4, 0)  # 2 are free
+    assert table.prefixes.find_prefix(hashes_of((1, 1))) == []
+    assert len(table.prefixes.find_prefix(hashes_of(text))) == 4
+    table.try_acquire(1, 1, 0)
+    assert len(table.prefixes.find_prefix(hashes_of(text))) == 3, "its end goes first"
+
+
+@pytest.mark.parametrize("way", ["release", "death", "hand-off"])
+def test_pages_that_nobody_would_get_to_are_not_kept(way: str) -> None:
+    """Those before them were evicted meanwhile."""
+    table = OwnershipTable(np.zeros(4, PAGE_DTYPE), np.zeros(1, SLOT_DTYPE))
+    text = (0, 1, 0)
+    acquired = table.try_acquire(2, 0, 1)
+    held = running_text(table, text, num_given=2)
+    assert acquired is not None
+    scribbled = table.try_acquire(2, 3, 0)
+    assert scribbled is not None
+    chain = PageChain.of_sequence(tuple(held), 2, hashes_of(text))
+    if way == "release":
+        table.release(1, [chain], [])
+    elif way == "death":
+        table.orphan(1, lambda _: None)
+        table.page_rows["state"][held], table.page_rows["owner"][held] = PageState.ORPHANED, 1
+        table.page_rows["refcount"][held] = 1
+        table.free_orphans(1, [chain])
+    else:
+        sealable = table.sealable_hashes(chain.earlier_hashes, chain.hashes)
+        assert sealable == ()
+        table.release(1, [PageChain(tuple(held))], [])
+    assert table.num_pages(PageState.CACHED) == 0
+    assert table.num_pages(PageState.FREE) == 1
 
 
 def test_pages_that_nobody_has_claimed_yet_are_not_evicted() -> None:

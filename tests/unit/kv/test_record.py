@@ -376,4 +376,4 @@ def test_every_sampling_parameter_is_kept(params: SequenceParams) -> None:
 def test_the_packed_form_changes_only_with_the_version_of_the_layout() -> None:
     """Who changes it raises LAYOUT_VERSION here and there: two forms must not read each other."""
     form = (record_format._LENGTHS.format, record_format._PARAMS.format)
-    assert (LAYOUT_VERSION, *form) == (10, "<QIIIIIIQIIIII", "<64s64s64s64s6dQIIIIiiiII16sdIdII")
+    assert (LAYOUT_VERSION, *form) == (11, "<QIIIIIIIQIIIII", "<64s64s64s64s6dQIIIIiiiII16sdIdII")

@@ -64,6 +64,7 @@ class Scene:
     slot: int
     page_ids: tuple[int, ...]
     others: Acquired
+    given: tuple[int, ...] = ()
 
     @classmethod
     def begin(cls, world: World) -> "Scene":
@@ -96,8 +97,23 @@ class Scene:
         self.world.core.hand_off(sender.lease_id, sender.number, request)
 
     def release(self) -> None:
-        chain = PageChain(self.page_ids, COMPUTED)
+        chain = PageChain.of_sequence(self.page_ids, 7 - len(self.page_ids), COMPUTED)
         self.world.core.release(self.prefill.lease_id, self.prefill.number, [chain], (self.slot,))
+
+    def pass_window(self) -> None:
+        """The record says that the first 5 pages are not the sequence's: 3 that are shared, and 2 of its own."""
+        record = self.world.segment.record(self.slot)
+        record.read()
+        record.drop_first_pages(5)
+        self.given, self.page_ids = self.page_ids[:5], self.page_ids[5:]
+
+    def give_first_pages_back(self) -> None:
+        chain = PageChain.of_sequence(self.given, 0, COMPUTED)
+        self.world.core.release(self.prefill.lease_id, self.prefill.number, [chain], ())
+
+    def begin_behind_window(self) -> None:
+        self.pass_window()
+        self.give_first_pages_back()
 
     def seal(self) -> None:
         self.world.core.seal(self.prefill.lease_id, self.prefill.number, PageChain(self.page_ids, COMPUTED))
@@ -169,6 +185,22 @@ OPERATIONS = {
         lambda scene: {"prefill": Claims(handing_off_slots=(scene.slot,))},
         receiver="decode",
         adoption_wait_ms=60_000,
+    ),
+    "takes pages back that a sequence has passed": Operation(Scene.give_first_pages_back, before=Scene.pass_window),
+    "frees pages that a dead worker's sequence had passed": Operation(
+        Scene.bury, lambda _: {"prefill": None}, before=Scene.pass_window
+    ),
+    "has a sequence adopted whose first pages were on their way back": Operation(
+        Scene.adopt, lambda _: {"prefill": None}, Scene.pass_window, receiver="decode", adoption_wait_ms=60_000
+    ),
+    "hands off what holds its last pages only": Operation(
+        lambda scene: scene.hand_off(scene.prefill, "decode"),
+        lambda scene: {"prefill": Claims(handing_off_slots=(scene.slot,))},
+        before=Scene.begin_behind_window,
+        receiver="decode",
+    ),
+    "releases what holds its last pages only": Operation(
+        Scene.release, lambda _: {"prefill": Claims()}, before=Scene.begin_behind_window
     ),
     "attaches": Operation(lambda scene: scene.world.core.attach(scene.world.registration("new"))),
     "takes back": Operation(

@@ -192,6 +192,34 @@ def test_what_a_dead_worker_computed_is_found_by_the_next(world: World, prefill:
     assert _match(world, other).page_ids == chain.page_ids[:5]
 
 
+@pytest.mark.parametrize("way", ["hand-off", "death"])
+@pytest.mark.parametrize("is_prefix_kept", [True, False], ids=["all kept", "beginning freed"])
+def test_a_sequence_without_its_first_pages_offers_what_is_behind_pages_that_are_kept(
+    world: World, prefill: Attachment, decode: Attachment, way: str, is_prefix_kept: bool
+) -> None:
+    """Each page under its own hash, however it came to be shared."""
+    match = _match(world, prefill)
+    chain, (slot,) = _begin(world, match, 100, 90), match.acquired.slots
+    record = world.segment.record(slot)
+    record.read()
+    record.drop_first_pages(3)
+    given = PageChain(chain.page_ids[:3], _hashes(48) if is_prefix_kept else ())
+    world.core.release(prefill.lease_id, prefill.number, [given], ())
+    assert world.core.integrity_errors() == ()
+    if way == "hand-off":
+        request = HandOffRequest(slot, "r1", Attempt(1, 0), "decode", _hashes(100))
+        committed = world.core.hand_off(prefill.lease_id, prefill.number, request)
+        assert committed.receipt.num_pages == 4
+    else:
+        world.core.end_lease(prefill.lease_id)
+        world.core.tick()
+    assert world.core.integrity_errors() == ()
+    other = world.core.attach(world.registration("other"))
+    found = _match(world, other)
+    assert found.page_ids == (chain.page_ids[:5] if is_prefix_kept else ())
+    _give_back(world, other, found)
+
+
 @pytest.mark.parametrize("named", ["no page of the arena", "one page twice"])
 def test_of_a_dead_worker_whose_block_table_is_damaged_nothing_is_kept(
     world: World, prefill: Attachment, named: str

@@ -250,10 +250,13 @@ async def running_rig(
     gateway_gone_s: float = 5.0,
     runner: ModelRunner | None = None,
     num_decode: int = 1,
+    window: int | None = None,
 ) -> AsyncIterator[Rig]:
+    """`window`: of all layers of the model."""
     arena = InMemoryArena(ArenaGeometry(64, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT_TOKENS), is_alone=num_decode == 1)
     # Both workers compute in the same pages, as they would in one segment.
-    runner = runner or HashRunner(NUM_PAGES, VOCAB_SIZE)
+    runner = runner or HashRunner(NUM_PAGES, VOCAB_SIZE, window=window)
+    spec = ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64, window=window)
     rig = Rig(arena, InMemoryHub())
     bounds = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_stall_s": 1.0, "target_step_ms": 0.0}
 
@@ -267,7 +270,7 @@ async def running_rig(
         decoders = [("decode", 64, make_decode)] * num_decode
         for role, chunk_tokens, make_role in (("prefill", 32, make_prefill), *decoders):
             config = WorkerConfig(instance=INSTANCE, chunk_tokens=chunk_tokens, **bounds)  # type: ignore[arg-type]
-            await _start_worker(role, config, rig, runner, make_role, gateway_gone_s)
+            await _start_worker(role, config, rig, spec, runner, make_role, gateway_gone_s)
         yield rig
     finally:
         rig.on_run.clear()
@@ -283,6 +286,7 @@ async def _start_worker(
     role: str,
     config: WorkerConfig,
     rig: Rig,
+    spec: ModelSpec,
     runner: ModelRunner,
     make_role: Callable[[RoleParts], Role],
     gateway_gone_s: float,
@@ -310,7 +314,7 @@ async def _start_worker(
 
     shell = WorkerShell(
         context,
-        ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64),
+        spec,
         RequestLimits(max_live=16, takes_hand_offs=role == "decode", retained_s=2.0, gateway_gone_s=gateway_gone_s),
         make_role,
         make_arena=make_arena,

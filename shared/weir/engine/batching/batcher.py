@@ -22,6 +22,7 @@ from weir.engine.batching.prompt_share import StepPace
 from weir.engine.batching.stall_clock import StallClock
 from weir.engine.batching.step_shares import NO_SHARES, StepShares
 from weir.engine.counters import EngineCounters
+from weir.engine.memory.held_pages import count_pages, give_back_behind, put_back_all
 from weir.engine.memory.kept_ends import KeptEnds
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.messages import (
@@ -40,7 +41,6 @@ from weir.engine.messages import (
 from weir.engine.plan import NO_SWAP, ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.recording import Recorder, StepsInFlight, check_result
 from weir.engine.sequence import OpenLog, Sequence, Stage
-from weir.kv.geometry import PAGE_TOKENS
 from weir.policy.seams import Policy
 
 
@@ -58,6 +58,8 @@ class BatchLimits:
     """A sequence that waits longer than this for a page or slot fails."""
     target_step_s: float = math.inf
     """Steps get so many prompt tokens that they last about this long."""
+    window: int | None = None
+    """No layer of the model sees more than so many positions, a query's own among them; None: some see all."""
     max_kept_ends: int = 0
     """Slots at most whose sequences ended by themselves and are kept until clients know; 0: none is kept."""
 
@@ -78,7 +80,7 @@ class Batcher(ABC):
         self._open_log = open_log
         self._sequences: dict[SequenceKey, Sequence] = {}
         self._events: list[Event] = []
-        self._recorder = Recorder(self.counters, self._events, limits.max_context_tokens)
+        self._recorder = Recorder(self.counters, self._events, limits.max_context_tokens, limits.window)
         self._order: list[Sequence] | None = None  # None: it has changed
         self._steps = StepsInFlight(pool, self.counters, self._sequences)
         self._decided_at_s = 0.0
@@ -169,12 +171,12 @@ class Batcher(ABC):
             return
         assert sequence.slot is not None, "only a sequence with a slot is handed off"
         self._order = None
-        self.pool.hand_over(sequence.slot, sequence.block_table)
+        self.pool.hand_over(sequence.slot, sequence.held_pages)
         if is_adoption:
             self.counters.handed_over += 1
         else:
             self.counters.handed_off += 1
-            self.counters.count_hand_off(key.request_id, sequence.block_table)
+            self.counters.count_hand_off(key.request_id, sequence.held_pages)
         self._events.append(SequenceForgotten(key, is_adoption))
 
     def note_passed_over(self, key: SequenceKey, num_steps: int) -> None:
@@ -210,6 +212,7 @@ class Batcher(ABC):
         ended_at_s = step.decided_at_s if now_s is None else now_s
         self.pace.stepped(ended_at_s - step.decided_at_s)
         sampled = self._recorder.record(plan, step, result, ended_at_s)
+        give_back_behind(self.limits.window, sampled.past_window, self.pool, self.counters)
         for sequence in sampled.begun:
             self._begun(sequence)
         for sequence, reason in sampled.ended:
@@ -253,11 +256,8 @@ class Batcher(ABC):
 
     @property
     def load(self) -> EngineLoad:
-        num_waiting = num_used_pages = num_filled_pages = 0
-        for sequence in self._sequences.values():
-            num_waiting += sequence.stage is Stage.WAITING
-            num_used_pages += len(sequence.block_table)
-            num_filled_pages += (sequence.num_computed + PAGE_TOKENS - 1) // PAGE_TOKENS
+        num_waiting = sum(sequence.stage is Stage.WAITING for sequence in self._sequences.values())
+        num_used_pages, num_filled_pages = count_pages(self._sequences.values())
         return EngineLoad(
             num_running=len(self._sequences) - num_waiting,
             num_waiting=num_waiting,
@@ -283,7 +283,7 @@ class Batcher(ABC):
     def check_integrity(self) -> tuple[str, ...]:
         """What is wrong with sequences and pages, in sentences; empty when all is well."""
         held = self._held_pages()
-        page_ids = [page for sequence in self._sequences.values() for page in sequence.block_table]
+        page_ids = [page for sequence in self._sequences.values() for page in sequence.held_pages]
         slots = [sequence.slot for sequence in self._sequences.values() if sequence.slot is not None]
         errors = self.pool.check_integrity([*page_ids, *held.page_ids], [*slots, *held.slots, *self.kept_ends.slots])
         for sequence in self._sequences.values():
@@ -363,8 +363,7 @@ class Batcher(ABC):
     def _free(self, sequence: Sequence, reason: FinishReason | None) -> None:
         """Takes back what a sequence used that has ended."""
         del reason
-        computed = sequence.token_ids[: sequence.num_computed]
-        self.pool.put_back(sequence.slot, sequence.block_table, computed, sequence.prefix_seed)
+        put_back_all(sequence, self.pool)
 
     def _stall(self, sequence: Sequence, now_s: float) -> None:
         self._may_be_overdue = True

@@ -130,7 +130,7 @@ class HeldRows:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._rows: list[tuple[ChunkPlan, tuple[int, ...]]] = []  # chunk, all pages
+        self._rows: list[tuple[ChunkPlan, tuple[int, ...]]] = []  # chunk, all pages that it holds
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -146,7 +146,7 @@ class HeldRows:
             block_table=sequence.block_table[: num_pages_for(end)],
             sample=SampleSpec(_GREEDY, output_index=0),
         )
-        self._rows.append((chunk, sequence.block_table))
+        self._rows.append((chunk, sequence.held_pages))
 
     def chunks(self) -> Iterator[ChunkPlan]:
         """One token each; what is sampled for them is dropped."""

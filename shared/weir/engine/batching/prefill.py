@@ -135,7 +135,8 @@ class PrefillBatcher(Batcher):
     def _begun(self, sequence: Sequence) -> None:
         assert sequence.slot is not None, "only a sequence with a slot is computed"
         sequence.stage = Stage.HANDING_OFF
-        self._events.append(HandOffReady(sequence.key, sequence.slot, sequence.block_table))
+        ready = HandOffReady(sequence.key, sequence.slot, sequence.held_pages, sequence.first_page)
+        self._events.append(ready)
 
     def _candidates(self) -> list[Sequence]:
         """Prompts that are being computed, and those that may be admitted now, in order."""

@@ -119,7 +119,8 @@ class RunningBatcher(Batcher):
                 self._stages_before[sequence.key] = sequence.stage
                 sequence.stage, sequence.stalled_since_s = Stage.HANDING_OFF, None
                 sequence.publish()
-                self._events.append(HandOffReady(sequence.key, sequence.slot, sequence.block_table))
+                ready = HandOffReady(sequence.key, sequence.slot, sequence.held_pages, sequence.first_page)
+                self._events.append(ready)
                 self._order = None
 
     def take_back(self, key: SequenceKey) -> None:
@@ -254,18 +255,18 @@ class RunningBatcher(Batcher):
         known = self._sequences.get(sequence.key)
         if (known is not None and known.slot == arrival.slot) or self.kept_ends.holds(sequence.key, arrival.slot):
             return
-        self.pool.adopt(arrival.slot, arrival.block_table)
+        self.pool.adopt(arrival.slot, sequence.held_pages)
         if known is not None:  # the same attempt in a second slot: the first one counts
             arrival.log.clear()
-            self.pool.put_back(arrival.slot, arrival.block_table)
+            self.pool.put_back(arrival.slot, sequence.held_pages)
             return
         self._insert(sequence)
         if sequence.key.attempt.adoption:
             self.counters.adopted += 1
         else:
             self.counters.taken_over += 1
-            self.counters.count_hand_off(sequence.key.request_id, sequence.block_table)
-        self._events.append(TakenOver(sequence.key, sequence.block_table))
+            self.counters.count_hand_off(sequence.key.request_id, sequence.held_pages)
+        self._events.append(TakenOver(sequence.key, sequence.held_pages))
         errors = sequence.check_integrity()
         reason = arrival.finish_reason or sequence.end_reason(self.limits.max_context_tokens)
         if errors or sequence.num_uncomputed == 0:

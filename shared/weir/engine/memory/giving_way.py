@@ -62,11 +62,9 @@ class GivingWay:
         return None
 
     def _give_way(self, sequence: Sequence, now_s: float) -> None:
-        page_ids = sequence.private_pages
+        page_ids, num_sharable = sequence.private_pages, sequence.num_sharable_private_pages
         sequence.drop_pages(now_s)
         sequence.stalled_since_s = None
-        # What is full may be others' prefix by now: the arena knows whether it is free.
-        num_sharable = sequence.num_sharable_pages - sequence.num_shared_pages
         self._pool.put_back(None, page_ids[:num_sharable])
         self._pool.put_back_unused(None, page_ids[num_sharable:])
         self._counters.preemptions += 1

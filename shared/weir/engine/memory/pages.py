@@ -38,6 +38,7 @@ class _PutBack:
     page_ids: tuple[int, ...]
     token_ids: Sequence[int]
     prefix_seed: bytes
+    first_page: int
 
 
 class PagePool:
@@ -107,11 +108,13 @@ class PagePool:
         page_ids: Iterable[int],
         token_ids: Sequence[int] = (),
         prefix_seed: bytes = b"",
+        first_page: int = 0,
     ) -> None:
-        """A sequence does not use these any more. The slot is free; the pages go back to the arena with the next
-        surplus, and the arena keeps those that `token_ids` fill from position 0 on as a prefix, unless the seed is
-        empty. While a step runs that was `launched`, all this is put off until it has ended."""
-        entry = _PutBack(self._last_launched, slot, tuple(page_ids), token_ids, prefix_seed)
+        """A sequence does not use these any more, its pages from number `first_page` on. The slot is free; the pages go
+        back to the arena with the next surplus, and the arena keeps those that `token_ids`, which begin at position 0,
+        fill as a prefix, unless the seed is empty. While a step runs that was `launched`, all this is put off until it
+        has ended."""
+        entry = _PutBack(self._last_launched, slot, tuple(page_ids), token_ids, prefix_seed, first_page)
         if self._last_launched > self._last_completed:
             self._put_back_later.append(entry)
         else:
@@ -197,7 +200,7 @@ class PagePool:
         self._leave_use(entry.slot, entry.page_ids)
         if entry.page_ids:
             token_ids = tuple(entry.token_ids) if entry.prefix_seed else ()
-            self._used.append(UsedPages(entry.page_ids, token_ids, entry.prefix_seed))
+            self._used.append(UsedPages(entry.page_ids, token_ids, entry.prefix_seed, entry.first_page))
         if entry.slot is not None:
             self._free_slots.append(entry.slot)
 

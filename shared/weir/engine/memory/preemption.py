@@ -201,7 +201,7 @@ class Preemption:
 
     def _plan_out(self, sequence: Sequence) -> None:
         """It is not computed in this step, and its pages are free after it."""
-        num_filled = num_pages_for(sequence.num_computed) - sequence.num_shared_pages
+        num_filled = num_pages_for(sequence.num_computed) - sequence.first_private_page
         copies = None
         if num_filled <= len(self._free_swap_slots):
             pages = sequence.private_pages[:num_filled]
@@ -210,6 +210,7 @@ class Preemption:
 
     def _settle_leaving(self, leaving: _Leaving, failed_swap_slots: frozenset[int], now_s: float) -> None:
         sequence, page_ids = leaving.sequence, leaving.sequence.private_pages
+        num_sharable = sequence.num_sharable_private_pages
         swap_slots = tuple(copy.swap_slot for copy in leaving.copies or ())
         if leaving.copies is None or failed_swap_slots.intersection(swap_slots):
             self._free_swap_slots.extend(swap_slots)
@@ -218,8 +219,6 @@ class Preemption:
         else:
             sequence.swap_out(swap_slots, now_s)
             self._counters.pages_swapped_out += len(swap_slots)
-        # Full pages of a prompt may be others' prefix by now: the arena knows whether they are free.
-        num_sharable = sequence.num_sharable_pages - sequence.num_shared_pages
         self._pool.put_back(None, page_ids[:num_sharable])
         self._pool.put_back_unused(None, page_ids[num_sharable:])
         self._counters.preemptions += 1

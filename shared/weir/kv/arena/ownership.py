@@ -109,15 +109,20 @@ class OwnershipTable:
         for chain, chain_pages in zip(chains, pages, strict=True):
             is_pinned = self.prefixes.is_sealed(chain_pages)
             self.prefixes.unpin(lease_id, chain_pages[is_pinned])
-            self._seal_own(NO_LEASE, chain_pages, chain.hashes, ~is_pinned)
+            self._seal_own(NO_LEASE, chain_pages, self.sealable_hashes(chain.earlier_hashes, chain.hashes), ~is_pinned)
             self._free_pages(chain_pages[~is_pinned & ~self.prefixes.is_sealed(chain_pages)])
-            self.prefixes.touch(chain.hashes)
+            self.prefixes.touch((*chain.earlier_hashes, *chain.hashes))
 
     def seal(self, lease_id: int, chain: PageChain) -> None:
         """Lets others use what the lease has computed and still uses; it pins these pages. Raises NotOwned."""
         pages = _as_ids(chain.page_ids)
         self.check_held_pages(lease_id, pages)
         self._seal_own(lease_id, pages, chain.hashes, ~self.prefixes.is_sealed(pages))
+
+    def sealable_hashes(self, earlier_hashes: Sequence[bytes], hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """`hashes`, unless a page before them is not kept: nobody who looks for this prefix gets to them then."""
+        is_reached = len(self.prefixes.find_prefix(earlier_hashes)) == len(earlier_hashes)
+        return hashes if is_reached else ()
 
     def check_held_pages(self, lease_id: int, page_ids: Collection[int] | PageIds, *, is_claim: bool = False) -> None:
         """Raises NotOwned: an id that is not there, neither the lease's nor pinned by it, or named too often.
@@ -233,8 +238,8 @@ class OwnershipTable:
             pages = _as_ids(chain.page_ids)
             rows = self.page_rows
             is_own = (rows["owner"][pages] == lease_id) & (rows["state"][pages] == PageState.ORPHANED)
-            self._seal_own(NO_LEASE, pages, chain.hashes, is_own)
-            self.prefixes.touch(chain.hashes)
+            self._seal_own(NO_LEASE, pages, self.sealable_hashes(chain.earlier_hashes, chain.hashes), is_own)
+            self.prefixes.touch((*chain.earlier_hashes, *chain.hashes))
         self.prefixes.replace_pins(lease_id, self._counts(_as_ids(())))
         self._free_fenced(lease_id, PageState.ORPHANED, SlotState.ORPHANED)
 

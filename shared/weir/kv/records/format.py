@@ -27,7 +27,7 @@ _FREE = 0
 _EMPTY = -1
 
 _CRC = struct.Struct("<I")
-_LENGTHS = struct.Struct("<QIIIIIIQIIIII")
+_LENGTHS = struct.Struct("<QIIIIIIIQIIIII")
 _PARAMS = struct.Struct(f"<64s64s64s64s6dQIIIIiiiII{HASH_BYTES}sdIdII")
 _STOP_ID = np.dtype("<i4")
 _BIAS = np.dtype([("token_id", "<i4"), ("bias", "<f8")])
@@ -74,7 +74,11 @@ class SequenceParams:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSnapshot:
-    """A record as it was last published. Keys and values of positions [0, num_computed_tokens) are in the pages."""
+    """A record as it was last published. Keys and values of positions [0, num_computed_tokens) are in the pages.
+
+    Page i of the block table is that of positions [16 i, 16 i + 16). Those before `first_page` are not the sequence's
+    any more: nothing that it still computes sees them.
+    """
 
     params: SequenceParams
     output_token_ids: tuple[int, ...]
@@ -86,6 +90,11 @@ class SequenceSnapshot:
     """Index of the output token that is sampled next."""
     finish_reason: FinishReason | None = None
     """Why it has ended; None: it goes on."""
+    first_page: int = 0
+
+    @property
+    def held_pages(self) -> tuple[int, ...]:
+        return self.block_table[self.first_page :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +104,12 @@ class RecordSummary:
     request_id: str
     attempt: Attempt
     page_ids: NDArray[np.int64]
-    """The published block table, shape [num_pages]."""
+    """Those that it holds, from its `first_page` on, as published; shape [num_pages]."""
     num_computed_tokens: int
     num_output_tokens: int
     finish_reason: FinishReason | None = None
     """Why it has ended; None: it goes on."""
+    first_page: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,7 @@ class RecordHeader:
     num_tokens: int
     num_computed_tokens: int
     num_pages: int
+    first_page: int
     rng_position: int
     end_code: int
     tokens_crc: int
@@ -135,7 +146,7 @@ end_code_of = _END_CODES.__getitem__
 """What the header says of a sequence that has ended; RUNS of any other."""
 
 pack_lengths = _LENGTHS.pack
-"""sequence, attempt's dispatch and adoption, num_prompt_tokens, num_tokens, num_computed_tokens, num_pages,
+"""sequence, attempt's dispatch and adoption, num_prompt_tokens, num_tokens, num_computed_tokens, num_pages, first_page,
 rng_position, number and CRC of the parameters' bytes, code of the end, CRCs of tokens and block table. Bare, because it
 runs for every token."""
 
@@ -151,14 +162,14 @@ def try_unpack_header(packed: bytes, params_area: memoryview) -> RecordHeader | 
     if _CRC.unpack_from(packed)[0] != zlib.crc32(lengths):
         return None
     numbers = _LENGTHS.unpack(lengths)
-    num_params_bytes, params_crc, end_code, tokens_crc, table_crc = numbers[8:]
+    num_params_bytes, params_crc, end_code, tokens_crc, table_crc = numbers[9:]
     # bytes() copies: what is checked is what is used, whoever writes meanwhile
     params_bytes = bytes(params_area[:num_params_bytes])
     if num_params_bytes < _PARAMS.size or zlib.crc32(params_bytes) != params_crc:
         return None
     if end_code not in _REASON_OF:
         return None
-    sequence, dispatch, adoption, num_prompt, num_tokens, num_computed, num_pages, position = numbers[:8]
+    sequence, dispatch, adoption, num_prompt, num_tokens, num_computed, num_pages, first_page, position = numbers[:9]
     return RecordHeader(
         sequence,
         Attempt(dispatch, adoption),
@@ -166,6 +177,7 @@ def try_unpack_header(packed: bytes, params_area: memoryview) -> RecordHeader | 
         num_tokens,
         num_computed,
         num_pages,
+        first_page,
         position,
         end_code,
         tokens_crc,

@@ -7,6 +7,8 @@
                          token log       int32[max_context_tokens]       prompt, then output; append-only
                          block table     int32[max_pages_per_sequence]   append-only once published (see `drop_pages`)
 
+Of the block table what lies before `first_page` stays as it is and names nothing: these pages were given back.
+
 The newest header slot with right CRCs counts; a publication overwrites the other one. Data come first, the header
 last, so a header never speaks of data that are not there, and one that was torn leaves its predecessor valid. The CRCs
 of tokens and block table run along with what is appended, since a publication is made for every token; whoever reads
@@ -62,6 +64,7 @@ class _Writer:
     num_published_pages: int
     num_params_bytes: int
     params_crc: int
+    first_page: int = 0
     tokens_crc: int = 0
     table_crc: int = 0
     end_code: int = RUNS
@@ -133,8 +136,9 @@ class SequenceRecord:
         """Those of the output token that is appended next; the newest MAX_KEPT_LOGPROBS can be read again."""
         self._logprobs.keep(output_index, logprobs)
 
-    def set_block_table(self, page_ids: Sequence[int]) -> None:
-        """Sets the whole block table. Raises ValueError if that would change what is published, or does not fit."""
+    def set_block_table(self, page_ids: Sequence[int], first_page: int = 0) -> None:
+        """Sets the whole block table, of which what is before `first_page` is not the sequence's. Raises ValueError if
+        that would change what is published, or does not fit."""
         writer = self._require_writer()
         num_published = writer.num_published_pages
         if list(page_ids[:num_published]) != self._block_table[:num_published].tolist():
@@ -143,9 +147,13 @@ class SequenceRecord:
             raise ValueError(f"page_ids: {len(page_ids)} pages, a record holds at most {self._max_pages}")
         for page_id in page_ids:
             self._check_page(page_id)
+        if not (writer.first_page if num_published else 0) <= first_page <= len(page_ids):
+            raise ValueError(
+                f"first_page {first_page}: it was {writer.first_page}, and there are {len(page_ids)} pages"
+            )
         table = array("i", page_ids)
         self._block_table[: len(table)] = memoryview(table)
-        writer.num_pages, writer.table_crc = len(table), zlib.crc32(table)
+        writer.num_pages, writer.table_crc, writer.first_page = len(table), zlib.crc32(table), first_page
 
     def append_page(self, page_id: int) -> None:
         """Adds one page to the block table; readable after the next `publish`. Raises ValueError when it is full."""
@@ -171,6 +179,7 @@ class SequenceRecord:
             writer.num_tokens,
             num_computed_tokens,
             writer.num_pages,
+            writer.first_page,
             writer.num_tokens - writer.num_prompt_tokens,
             writer.num_params_bytes,
             writer.params_crc,
@@ -186,15 +195,33 @@ class SequenceRecord:
         """Takes all but the first `num_kept` pages back, and publishes that before it returns.
 
         The pages may go to somebody else from then on. What was computed in the kept ones counts. Should the next
-        publication be torn, this one is the one before it, and not one that still names the pages.
+        publication be torn, this one is the one before it, and not one that still names the pages. Of a sequence that
+        has given its first pages back nothing can be kept: the others are of no use without those behind them.
         """
         writer = self._require_writer()
-        if not 0 <= num_kept <= writer.num_pages:
-            raise ValueError(f"num_kept {num_kept}: the block table has {writer.num_pages} pages")
-        header = self._newest_header()
-        num_computed_tokens = 0 if header is None else header.num_computed_tokens
+        most = 0 if writer.first_page else writer.num_pages
+        if not 0 <= num_kept <= most:
+            raise ValueError(
+                f"num_kept {num_kept}: the block table has {writer.num_pages} pages, from {writer.first_page} on"
+            )
+        num_computed_tokens = self._num_computed_tokens()
         writer.num_pages, writer.table_crc = num_kept, zlib.crc32(self._block_table[:num_kept])
+        writer.first_page = 0
         self.publish(min(num_computed_tokens, num_kept * PAGE_TOKENS))
+
+    def drop_first_pages(self, first_page: int) -> None:
+        """Takes the pages before `first_page` back, of which nothing that is still to be computed sees a token, and
+        publishes that before it returns. They may go to somebody else from then on, as in `drop_pages`.
+
+        Raises ValueError if what is in them was not computed, or if it would bring pages back.
+        """
+        writer, num_computed_tokens = self._require_writer(), self._num_computed_tokens()
+        if not writer.first_page <= first_page <= min(writer.num_pages, num_computed_tokens // PAGE_TOKENS):
+            raise ValueError(
+                f"first_page {first_page}: it is {writer.first_page}, and {num_computed_tokens} tokens are computed"
+            )
+        writer.first_page = first_page
+        self.publish(num_computed_tokens)
 
     def raise_adoption(self) -> bool:
         """Publishes the same sequence under the next adoption, for the one who takes it from a worker that has ended:
@@ -239,6 +266,7 @@ class SequenceRecord:
             num_computed_tokens=header.num_computed_tokens,
             rng_position=header.rng_position,
             finish_reason=header.finish_reason,
+            first_page=header.first_page,
         )
 
     def why_unreadable(self) -> str:
@@ -257,7 +285,7 @@ class SequenceRecord:
         return ""
 
     def summarize(self) -> RecordSummary | None:
-        """Request, attempt and pages of the newest publication, at a cost that hardly grows with the sequence.
+        """Request, attempt and held pages of the newest publication, at a cost that hardly grows with the sequence.
 
         None also for a block table that is damaged or has an impossible page: its ids are used as indices.
         """
@@ -273,10 +301,11 @@ class SequenceRecord:
         return RecordSummary(
             header.request_id,
             header.attempt,
-            page_ids,
+            page_ids[header.first_page :],
             header.num_computed_tokens,
             num_output_tokens=header.num_tokens - header.num_prompt_tokens,
             finish_reason=header.finish_reason,
+            first_page=header.first_page,
         )
 
     def clear(self) -> None:
@@ -323,6 +352,10 @@ class SequenceRecord:
         if not 0 <= page_id < self._num_arena_pages:
             raise ValueError(f"page {page_id}: this arena has pages 0 to {self._num_arena_pages - 1}")
 
+    def _num_computed_tokens(self) -> int:
+        header = self._newest_header()
+        return 0 if header is None else header.num_computed_tokens
+
     def _newest_header(self) -> RecordHeader | None:
         first, second = self._valid_header(0), self._valid_header(1)
         if first is None or second is None:
@@ -335,7 +368,7 @@ class SequenceRecord:
         header = try_unpack_header(bytes(self._headers[start : start + PACKED_HEADER_BYTES]), self._params)
         if header is None or not header.num_prompt_tokens <= header.num_tokens <= self._max_tokens:
             return None
-        return header if header.num_pages <= self._max_pages else None
+        return header if header.first_page <= header.num_pages <= self._max_pages else None
 
 
 def _writer_after(header: RecordHeader) -> _Writer:
@@ -348,6 +381,7 @@ def _writer_after(header: RecordHeader) -> _Writer:
         num_published_pages=header.num_pages,
         num_params_bytes=len(header.params_bytes),
         params_crc=zlib.crc32(header.params_bytes),
+        first_page=header.first_page,
         tokens_crc=header.tokens_crc,
         table_crc=header.table_crc,
         end_code=header.end_code,

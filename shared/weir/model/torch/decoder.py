@@ -109,8 +109,8 @@ def attend(layer: int, queries: torch.Tensor, kv: PagedKv, batch: StepBatch, con
         keys, values = kv.gather(layer, chunk.block_index)
         attended = attend_grouped(
             queries[chunk.first : chunk.last].transpose(0, 1)[None],
-            keys[:, :, : chunk.end],
-            values[:, :, : chunk.end],
+            keys[:, :, : chunk.num_read],
+            values[:, :, : chunk.num_read],
             chunk.window_mask if has_window else chunk.mask,
             scale,
             config.attention_softcap,

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.kv.geometry import PAGE_TOKENS
+from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, PAGE_TOKENS
 from weir.ops.simd.attention import SCORED_PAGES, TILE_ROWS, cap_row, score_pair, score_tile, soften_row, weigh_tile
 from weir.ops.simd.bf16 import BF16_BYTES
 from weir.ops.simd.float import FLOAT_BYTES
 from weir.ops.simd.jit import kernel
 from weir.ops.simd.loops import address_of
 
-BLOCK_TOKENS = 128
+BLOCK_TOKENS = ATTENTION_BLOCK_TOKENS
 BLOCK_PAGES = BLOCK_TOKENS // PAGE_TOKENS
 STATS_FLOATS = 2
 """A row's largest score and the sum of its weights."""

@@ -286,7 +286,11 @@ class ArenaClient:
 
 
 def _chain_to_pb(chain: PageChain) -> arena_pb2.PageChain:
-    return arena_pb2.PageChain(page_ids=chain.page_ids, page_hashes=b"".join(chain.hashes))
+    return arena_pb2.PageChain(
+        page_ids=chain.page_ids,
+        page_hashes=b"".join(chain.hashes),
+        earlier_page_hashes=b"".join(chain.earlier_hashes),
+    )
 
 
 def _now_s() -> float:

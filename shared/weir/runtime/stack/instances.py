@@ -89,6 +89,8 @@ async def run_stack(
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
         config.paths.make_admin_key()
+        if not config.nats:
+            config.paths.make_nats_keys()
         for index in range(1, len(stack_models.models)):
             config.paths.make_arena_folder(index)
         write_models(config.paths.models_file, stack_models.models)

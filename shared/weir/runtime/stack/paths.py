@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from weir.bus.nats_users import NATS_ROLES, NatsRole, make_seed, server_config
+from weir.bus.subjects import Subjects
 from weir.core.addresses import UNIX
 from weir.core.credentials import make_key
 from weir.core.errors import WeirError
@@ -57,6 +59,18 @@ class InstancePaths:
         return self.folder / "admin.key"
 
     @property
+    def nats_config_file(self) -> Path:
+        """Who may connect to the stack's NATS."""
+        return self.folder / "nats.conf"
+
+    def nats_seed_file(self, role: NatsRole) -> Path:
+        return self._nats_keys / role
+
+    @property
+    def _nats_keys(self) -> Path:
+        return self.folder / "nats-keys"
+
+    @property
     def nats_store(self) -> Path:
         return self.folder / "nats"
 
@@ -86,10 +100,15 @@ class InstancePaths:
 
     def make_admin_key(self) -> None:
         """A new key, for this user's commands: whoever may read it could stop the stack as well."""
-        self.admin_key_file.unlink(missing_ok=True)
-        descriptor = os.open(self.admin_key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(make_key())
+        _write_secret(self.admin_key_file, make_key())
+
+    def make_nats_keys(self) -> None:
+        """New ones, and the server's configuration that knows them. Raises UnsafeFolder."""
+        make_private_folder(self._nats_keys)
+        seeds = {role: make_seed() for role in NATS_ROLES}
+        for role, seed in seeds.items():
+            _write_secret(self.nats_seed_file(role), seed)
+        self.nats_config_file.write_text(server_config(seeds, Subjects(self.folder.name)))
 
     def try_read_admin_key(self) -> str | None:
         """None: there is none, or it is another user's."""
@@ -101,9 +120,9 @@ class InstancePaths:
     def remove_volatile(self) -> None:
         """Removes all but the logs and the lock: what a start would trip over and what a stop must not leave."""
         sockets = (*self.folder.glob(f"*{SOCKET_SUFFIX}"), *self.folder.glob(UNFINISHED_SOCKETS))
-        for path in (*sockets, self.models_file):
+        for path in (*sockets, self.models_file, self.nats_config_file):
             path.unlink(missing_ok=True)
-        for folder in (self.folder / "ready", self.nats_store, *self.folder.glob("arena-*")):
+        for folder in (self.folder / "ready", self.nats_store, self._nats_keys, *self.folder.glob("arena-*")):
             shutil.rmtree(folder, ignore_errors=True)
         self.admin_key_file.unlink(missing_ok=True)
         self.state_file.unlink(missing_ok=True)
@@ -139,6 +158,14 @@ class InstancePaths:
             return ProcessIdentity(**json.loads(self._lock_file.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    """For this user alone, in the place of what was there."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secret)
 
 
 def find_instances(runtime_dir: Path) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
+from weir.bus.nats_users import NatsRole
 from weir.bus.server import nats_server_command
 from weir.core.addresses import UNIX
 from weir.core.credentials import masked_url
@@ -199,6 +200,10 @@ class GatewayPorts:
     http: int
 
 
+_NATS_ROLES: Mapping[str, NatsRole] = {"gateway": "gateway", "scheduler": "scheduler", "transfer": "transfer"}
+"""Of roles that are not workers'."""
+
+
 @dataclass(frozen=True)
 class StackPlan:
     """All that a supervisor needs to know. `endpoints` are for people: what it is -> where it is."""
@@ -324,7 +329,9 @@ def _nats_spec(config: StackConfig, port: int) -> ProcessSpec:
     return ProcessSpec(
         name="nats",
         role="nats",
-        command=tuple(nats_server_command(port, config.paths.nats_store, host=LOOPBACK)),
+        command=tuple(
+            nats_server_command(port, config.paths.nats_store, host=LOOPBACK, config_file=config.paths.nats_config_file)
+        ),
         log_path=config.paths.log_file("nats"),
         ready_file=config.paths.ready_file("nats"),
         probe=NatsProbe(LOOPBACK, port),
@@ -361,6 +368,8 @@ def _service_spec(
         "grace-s": config.grace_s if role == "gateway" else min(config.grace_s, IDLE_GRACE_S),
         "runtime-dir": config.runtime_dir.resolve(),
     }
+    if not config.nats:
+        flags["nats-seed-file"] = config.paths.nats_seed_file(_NATS_ROLES.get(role, "worker"))
     if model.name:
         flags["served-model-name"] = model.name
     common = [word for flag, value in flags.items() for word in flag_words(flag, value)]

@@ -15,7 +15,7 @@ num_gateways > weir_worker_gateways: Gateways that are connected.
 num_open_spans > weir_worker_open_spans: Spans that have begun.
 num_held_pages > weir_worker_held_pages: Pages that the worker has.
 num_free_pages > weir_worker_free_pages: Pages that it has and no sequence uses.
-num_used_pages > weir_worker_used_pages: Pages in sequences' block tables.
+num_used_pages > weir_worker_used_pages: Pages that sequences hold.
 num_filled_pages > weir_worker_filled_pages: Used pages that hold a computed token.
 num_kept_ends > weir_worker_kept_ends: Records of ended sequences, kept until their clients know.
 max_step_tokens: Prompt tokens that a step gets at most now.
@@ -44,6 +44,7 @@ preemption_rate > weir_worker_preemption_ratio: Preemptions a sequence served, s
 preemptions_dropped_total: Those whose pages were not kept.
 pages_swapped_out_total > weir_worker_swapped_out_pages_total: Pages moved to the swap file.
 pages_swapped_in_total > weir_worker_swapped_in_pages_total: Pages moved back.
+pages_behind_window_total: Pages given back before their sequence ended: no layer saw them any more.
 swap_failures_total: Sequences whose pages came back wrong, and were computed again.
 pauses_total: Times a sequence left the batch for a more urgent one.
 policy_defects_total: Decisions of the policy that were impossible.

@@ -445,8 +445,11 @@ class PageChain(_message.Message):
 
     PAGE_IDS_FIELD_NUMBER: _builtins.int
     PAGE_HASHES_FIELD_NUMBER: _builtins.int
+    EARLIER_PAGE_HASHES_FIELD_NUMBER: _builtins.int
     page_hashes: _builtins.bytes
     """Content hashes of the first pages, 16 bytes each: full ones, computed, kept as a reusable prefix."""
+    earlier_page_hashes: _builtins.bytes
+    """Those of all pages before these, 16 bytes each, where the sequence has given its first pages back."""
     @_builtins.property
     def page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Page ids. Those that the lease shares are unpinned, its own are taken back."""
@@ -456,10 +459,11 @@ class PageChain(_message.Message):
         *,
         page_ids: _abc.Iterable[_builtins.int] | None = ...,
         page_hashes: _builtins.bytes = ...,
+        earlier_page_hashes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_hashes", b"page_hashes", "page_ids", b"page_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_page_hashes", b"earlier_page_hashes", "page_hashes", b"page_hashes", "page_ids", b"page_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -162,7 +162,7 @@ class PageKeeper:
         chains = []
         for used in surplus.used:
             hashes = await hash_pages(used.token_ids, used.prefix_seed) if self._arena.keeps_prefixes else ()
-            chains.append(PageChain(used.page_ids, hashes))
+            chains.append(PageChain.of_sequence(used.page_ids, used.first_page, hashes))
         try:
             await self._arena.release(surplus.page_ids, surplus.slots, chains, match_ids)
         except WeirError as error:  # the client sees to it that they are returned when the service is back

@@ -79,11 +79,14 @@ class Prefixes:
 
     def on_report(self, report: EngineReport) -> None:
         """Call it before the keeper's."""
-        settled = {event.key for event in report.events if isinstance(event, HandOffReady | SequenceEnded)}
+        ended = {event.key for event in report.events if isinstance(event, SequenceEnded)}
+        ready = {event.key: event.first_page for event in report.events if isinstance(event, HandOffReady)}
         for event in report.events:
             match event:
-                case ChunkComputed(key) if key not in settled:  # else the hand-off or the release seals its pages
-                    self._seal(event)
+                case ChunkComputed(key) if key in ready:  # the hand-off seals those that go with it
+                    self._seal(event, ready[key])
+                case ChunkComputed(key) if key not in ended:  # else the release seals them
+                    self._seal(event, len(event.page_ids))
                 case SequenceEnded(key) | SequenceForgotten(key):
                     prompt = self._prompts.pop(key, None)
                     if prompt is not None and prompt.match_id and isinstance(event, SequenceEnded):
@@ -156,12 +159,13 @@ class Prefixes:
         except WeirError as error:  # the client sees to it that they are returned when the service is back
             _log.warning("a match that nobody needs is returned later: %s", error)
 
-    def _seal(self, chunk: ChunkComputed) -> None:
-        """Others may go on from here while the rest of the prompt is computed."""
+    def _seal(self, chunk: ChunkComputed, num_pages: int) -> None:
+        """Others may go on from here while the rest of the prompt is computed. Of the first `num_pages` at most."""
         prompt = self._prompts.get(chunk.key)
         if prompt is None:
             return
-        first, end = prompt.num_sealed, min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(prompt.hashes))
+        num_full = min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(prompt.hashes))
+        first, end = prompt.num_sealed, min(num_full, num_pages)
         if end > first:
             prompt.num_sealed = end
             chain = PageChain(chunk.page_ids[first:end], prompt.hashes[first:end])

@@ -40,13 +40,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What is known of a model without loading it. `page_bytes`: of its pages in the configured precision."""
+    """What is known of a model without loading it. `page_bytes`: of its pages in the configured precision. `window`: no
+    layer sees more positions; None: some see all."""
 
     name: str
     vocab_size: int
     max_context_tokens: int
     digest: str
     page_bytes: int
+    window: int | None = None
 
     def batch_limits(self, config: WorkerConfig) -> BatchLimits:
         return BatchLimits(
@@ -57,6 +59,7 @@ class ModelSpec:
             vocab_size=self.vocab_size,
             max_stall_s=config.max_stall_s,
             target_step_s=config.target_step_ms / 1e3 or math.inf,
+            window=self.window,
         )
 
 
@@ -68,7 +71,7 @@ def read_model_spec(config: WorkerConfig) -> ModelSpec:
     pages = page_geometry(model, choose_arithmetic(config.precision, model, config.device))
     digest = model_digest(source, config.precision, config.device, exact=config.exact, max_context_tokens=longest)
     name = config.served_model_name or source.name
-    return ModelSpec(name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes)
+    return ModelSpec(name, model.vocab_size, model.max_context_tokens, digest, pages.page_bytes, model.longest_window)
 
 
 def no_grammars() -> GrammarEngine:

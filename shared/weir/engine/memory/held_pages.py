@@ -1,0 +1,38 @@
+"""The pages that sequences hold: counted, given back while a sequence goes on, and when it has ended."""
+
+from collections.abc import Iterable
+
+from weir.engine.counters import EngineCounters
+from weir.engine.memory.pages import PagePool
+from weir.engine.sequence import Sequence
+from weir.kv.geometry import PAGE_TOKENS
+
+
+def count_pages(sequences: Iterable[Sequence]) -> tuple[int, int]:
+    """All of them, and those that hold at least one computed token."""
+    num_held = num_filled = 0
+    for sequence in sequences:
+        first_page = sequence.first_page
+        num_held += len(sequence.block_table) - first_page
+        num_filled += max(0, (sequence.num_computed + PAGE_TOKENS - 1) // PAGE_TOKENS - first_page)
+    return num_held, num_filled
+
+
+def give_back_behind(
+    window: int | None, sequences: Iterable[Sequence], pool: PagePool, counters: EngineCounters
+) -> None:
+    """The pages of sequences that go on which nothing sees that they are still to compute. A pool puts that off while a
+    step runs, although no step that was planned reads them. They may still serve others as a prefix."""
+    for sequence in sequences:
+        assert window is not None, "without a window everything is seen"
+        first_page, page_ids = sequence.first_page, sequence.give_back(window)
+        counters.pages_behind_window += len(page_ids)
+        seed = sequence.prefix_seed
+        token_ids = sequence.token_ids[: sequence.first_page * PAGE_TOKENS] if seed else ()
+        pool.put_back(None, page_ids, token_ids, seed, first_page=first_page)
+
+
+def put_back_all(sequence: Sequence, pool: PagePool) -> None:
+    """Of a sequence that has ended, with its slot."""
+    computed = sequence.token_ids[: sequence.num_computed]
+    pool.put_back(sequence.slot, sequence.held_pages, computed, sequence.prefix_seed, first_page=sequence.first_page)
