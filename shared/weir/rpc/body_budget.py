@@ -64,7 +64,9 @@ class BodyBudget:
         self._serve_waiting()
 
     def _refusal(self, caller: Holder, num_bytes: int) -> WeirError:
-        if self._room.within_share(caller, num_bytes):
+        # What fits, and is within the share, has waited behind what is not, of the same tenant.
+        is_own = not self._room.within_share(caller, num_bytes) or (caller.has_peers and self._room.fits(num_bytes))
+        if not is_own:
             message = f"bodies of more than {self.max_bytes} bytes are being read at once; try again later"
             return Overloaded(message, retry_after_s=_RETRY_AFTER_S)
         message = (

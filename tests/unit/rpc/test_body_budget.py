@@ -111,6 +111,14 @@ async def test_a_tenant_that_has_peers_leaves_a_part_for_them() -> None:
     assert budget.num_bytes == 76
 
 
+async def test_what_waits_behind_what_is_over_the_share_is_told_so_too() -> None:
+    budget = BodyBudget(100, wait_s=0.05)
+    await budget.take(70, A)
+    for refused in await asyncio.gather(budget.take(20, A), budget.take(1, A), return_exceptions=True):
+        assert isinstance(refused, QuotaExceeded)
+    await budget.take(1, A)
+
+
 async def test_the_only_tenant_has_all_of_it() -> None:
     budget = BodyBudget(100, wait_s=0.05)
     await budget.take(100, Peer("a", has_peers=False))
