@@ -6,7 +6,8 @@ from functools import partial
 
 from weir.bus.nats import NatsBus
 from weir.rpc.access import Callers
-from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
+from weir.rpc.body_budget import BodyBudget
+from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.runtime.config import load_config
 from weir.runtime.extras import check_extra
 from weir.runtime.service import ServiceContext, run_service
@@ -53,7 +54,7 @@ async def build(context: ServiceContext[GatewayConfig], bodies: BodyBudget) -> G
 def main() -> int:
     """Returns the exit code."""
     config = load_config(GatewayConfig, sys.argv[1:], environ=os.environ)
-    bodies = BodyBudget(config.max_bodies_bytes)
+    bodies = BodyBudget(config.max_bodies_bytes, sure_bytes=config.message_bytes)
     guard = PortGuard(
         PortLimits(config.message_bytes, config.max_calls, max_connections=config.max_connections), bodies
     )

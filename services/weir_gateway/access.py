@@ -32,6 +32,10 @@ class Caller:
     isolates_cache: bool = False
     caps: RequestCaps = NO_CAPS
     lane_caps: Mapping[str, RequestCaps] = field(default_factory=dict)
+    has_peers: bool = False
+    """Whether other tenants may call too: then something is left for them of whatever all share."""
+    requests_per_min: float = 0.0
+    """0.0: not bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,15 @@ def _caller(tenant: TenantAccess, rules: AccessRules) -> Caller:
     default_lane = rules.default_lane if is_default_open else tenant.lanes[0]
     lane_caps = {one.lane: one.caps for one in rules.lane_caps}
     return Caller(
-        tenant.name, lanes, default_lane, rules.lanes, tenant.isolates_cache, caps=tenant.caps, lane_caps=lane_caps
+        tenant.name,
+        lanes,
+        default_lane,
+        rules.lanes,
+        tenant.isolates_cache,
+        caps=tenant.caps,
+        lane_caps=lane_caps,
+        has_peers=sum(bool(one.key_digests) for one in rules.tenants) > 1,
+        requests_per_min=tenant.requests_per_min,
     )
 
 

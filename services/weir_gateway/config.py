@@ -200,6 +200,11 @@ class GatewayConfig(ServiceConfig):
         return self.max_message_bytes or min(2 * self.max_prompt_bytes + (2 << 20), MAX_MESSAGE_BYTES)
 
     @property
+    def body_bytes(self) -> int:
+        """Of one HTTP body at most: JSON has up to six bytes for one of a text, so that also here it is named."""
+        return min(6 * self.max_prompt_bytes + (2 << 20), MAX_MESSAGE_BYTES)
+
+    @property
     def max_calls(self) -> int:
         """At each port. More than requests, so that one request too many is refused as such."""
         return 2 * self.max_requests + 64

@@ -16,7 +16,7 @@ from weir.core.clock import Clock, SystemClock
 from weir.core.errors import Unavailable
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
-from weir.rpc.port_guard import BodyBudget
+from weir.rpc.body_budget import BodyBudget
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
@@ -40,7 +40,7 @@ from weir_gateway.metrics.metrics_page import MetricsPage, VllmMetrics
 from weir_gateway.metrics.neighbours import NeighbourWatch
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.recent.store import RecentRequests
-from weir_gateway.requests.model_follower import open_requests
+from weir_gateway.requests.model_follower import PrepareModels, open_requests
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.settings import GatewaySettings
 from weir_gateway.workers.connections import WorkerConnections
@@ -63,6 +63,9 @@ class GatewayProcess:
     clock: Clock = field(default_factory=SystemClock)
 
 
+FollowModels = Callable[[ModelDirectory, PrepareModels], Coroutine[Any, Any, None]]
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayLoaders:
     """What the gateway needs at its start. The two that load block, and are called in a thread."""
@@ -70,7 +73,7 @@ class GatewayLoaders:
     connect: Callable[[], Awaitable[Bus]]
     load_models: Callable[[], Sequence[ServedModel]]
     load_lengths: Callable[[], OutputLengths] = OutputLengths
-    follow_models: Callable[[ModelDirectory], Coroutine[Any, Any, None]] | None = None
+    follow_models: FollowModels | None = None
     """Runs as long as the gateway; None: it serves the same models all the time."""
 
 
@@ -151,6 +154,7 @@ class Gateway:
         if self._audit is not None:
             self._spawn(self._audit.run(), "write life events")
         self._spawn(self._inbox.report_for_ever(), "report held requests")
+        await self.processor.prepare(self.processor.models.list_models())
         if not await self._access_watch.wait_known(self._settings.access_wait_s):
             wait_s = self._settings.access_wait_s
             logger.warning("no rules of access after %g s: nobody is let in until they come", wait_s)
@@ -159,9 +163,9 @@ class Gateway:
             self._jobs.runner.start()
         await self._http.start()
 
-    def follow_models(self, follow: Callable[[ModelDirectory], Coroutine[Any, Any, None]]) -> None:
+    def follow_models(self, follow: FollowModels) -> None:
         """`follow` changes which models there are, until the gateway stops."""
-        self._spawn(follow(self.processor.models), "follow the models")
+        self._spawn(follow(self.processor.models, self.processor.prepare), "follow the models")
 
     async def drain(self, deadline_s: float) -> None:
         """Takes no new request, and waits for those that run."""

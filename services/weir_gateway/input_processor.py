@@ -23,7 +23,7 @@ from weir_gateway.keys.keyed_requests import Accepted, KeyedRequests
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, FieldNames
-from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.reasoning import with_reasoning_grammar
 from weir_gateway.requests.request_end import RequestEnd
 from weir_gateway.requests.request_figures import LaneFigures, RequestFigures
@@ -42,8 +42,10 @@ from weir_gateway.requests.validation import (
     check_num_prompts,
     check_prompt,
 )
+from weir_gateway.tenant_threads import TenantThreads
 from weir_gateway.tokenization import PromptTokenizer, Tokenization
 
+_NUM_THREADS = 2
 _LAST_DELTA_S = 0.1
 """What the last delta at a deadline needs to reach its client."""
 
@@ -72,12 +74,17 @@ class InputProcessor:
         self.audit: AuditWriter | None = None  # hears of each end
         self._clock = spans.clock
         self._pace = OutputPace(self._clock)
-        self._tokenizer = PromptTokenizer()
+        self.threads = TenantThreads(_NUM_THREADS, "prompts")
+        self._tokenizer = PromptTokenizer(self.threads)
         self.tokenization = Tokenization(models, limits, driver, self._tokenizer)
         self._metrics = RequestMetrics()
         self.figures = RequestFigures()
         self._by_client_id: dict[tuple[str, str], OpenRequest] = {}
         """(tenant, the client's name for the request): tenants neither see nor cancel each other's."""
+
+    async def prepare(self, models: Sequence[ServedModel]) -> None:
+        """Does what the first request of each would wait for; before they are served."""
+        await self._tokenizer.grammars.prepare(models)
 
     def identify(self, api_key: str | None) -> Caller:
         """Who shows this key. Raises Unauthenticated, or Unavailable before it can be known."""
@@ -180,7 +187,8 @@ class InputProcessor:
 
     def metrics(self) -> dict[str, float]:
         dropped = {"labels_dropped_total": float(self._metrics.num_labels_dropped + self.figures.num_dropped)}
-        own = self._metrics.metrics() | self.figures.metrics() | dropped
+        waiting = {"prompts_waiting": float(self.threads.num_waiting)}
+        own = self._metrics.metrics() | self.figures.metrics() | dropped | waiting
         return own | self._lengths.metrics() | self._entry.metrics() | self._tokenizer.grammars.metrics()
 
     def check_integrity(self) -> list[str]:
@@ -198,6 +206,7 @@ class InputProcessor:
 
     def close(self) -> None:
         self._tokenizer.close()
+        self.threads.close()
 
     def _admit(self, client_request: ClientRequest, caller: Caller) -> Ticket:
         """Raises Overloaded, or QuotaExceeded: at once, and before anything is done for the request."""
@@ -237,7 +246,7 @@ class InputProcessor:
         with span.child("tokenize"):
             grammars = self._tokenizer.grammars
             await grammars.check(client_request, model, scope.tenant)
-            token_ids = await self._tokenizer.tokenize_prompt(client_request, model)
+            token_ids = await self._tokenizer.tokenize_prompt(client_request, model, caller)
             client_request = with_reasoning_grammar(client_request, model, token_ids)
             await grammars.check(client_request, model, scope.tenant, again=True)
         return check_prompt(client_request, model, self._limits, token_ids, scope)

@@ -70,6 +70,7 @@ class GatewaySettings:
                 port=config.http_port,
                 max_connections=config.max_calls,
                 max_idle_connections=config.max_idle_connections,
+                max_body_bytes=config.body_bytes,
                 streams=StreamSettings(
                     send_timeout_s=config.send_timeout_s,
                     keep_alive_s=config.sse_keep_alive_s,

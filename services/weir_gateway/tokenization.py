@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,60 +16,63 @@ from weir_gateway.requests.grammars import GrammarChecks
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.validation import Limits, check_plain_prompt, prompt_field
+from weir_gateway.tenant_threads import TenantThreads
 
 _AnswerT = TypeVar("_AnswerT")
 
-_TOKENIZER_THREADS = 2
 _MAX_INLINE_TOKENS = 512
+_MAX_INLINE_MESSAGES = 64
 
 
 class PromptTokenizer:
-    """Owns its threads: what is long is done there, so that the event loop goes on with the others. Raises
-    InvalidRequest for a text that cannot be encoded."""
+    """What is long is done in the tenants' threads. Raises InvalidRequest for a text that cannot be encoded, and for a
+    conversation that the model does not take."""
 
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
+    def __init__(self, threads: TenantThreads) -> None:
+        self._threads = threads
         self.grammars = GrammarChecks()
 
-    async def tokenize_prompt(self, client_request: ClientRequest, model: ServedModel) -> list[int]:
+    async def tokenize_prompt(self, client_request: ClientRequest, model: ServedModel, caller: Caller) -> list[int]:
         prompt = client_request.prompt
         if isinstance(prompt, TokenIds):
             return list(prompt.ids)
         field = prompt_field(prompt, client_request.names)
         # A template writes the beginning-of-sequence token itself.
-        return await self.encode(
-            plain_text(prompt, model), model, field=field, add_bos=isinstance(prompt, Text), answer=list
-        )
+        return await self.encode(prompt, model, caller, field=field, add_bos=isinstance(prompt, Text), answer=list)
 
     async def encode(
-        self, text: str, model: ServedModel, *, field: str, add_bos: bool, answer: Callable[[list[int]], _AnswerT]
+        self,
+        prompt: Text | Conversation,
+        model: ServedModel,
+        caller: Caller,
+        *,
+        field: str,
+        add_bos: bool,
+        answer: Callable[[list[int]], _AnswerT],
     ) -> _AnswerT:
         """What `answer` makes of the tokens, where they are made: of a long text it is long too. `field` is what the
-        client calls the text, for errors."""
+        client calls the prompt, for errors."""
 
-        def work() -> _AnswerT:
+        def work(text: str) -> _AnswerT:
             return answer(model.tokenizer.encode(text, add_bos=add_bos, field=field))
 
-        return await self._run(work, is_short=len(text) <= MAX_CHARS_AT_ONCE)
+        if not _is_short(prompt):
+            return await self._threads.run(caller, lambda: work(plain_text(prompt, model)), is_short=False)
+        text = plain_text(prompt, model)  # of which a template may make more than there was
+        return await self._threads.run(caller, lambda: work(text), is_short=len(text) <= MAX_CHARS_AT_ONCE)
 
     async def decode(
-        self, token_ids: tuple[int, ...], model: ServedModel, *, answer: Callable[[str], _AnswerT]
+        self, token_ids: tuple[int, ...], model: ServedModel, caller: Caller, *, answer: Callable[[str], _AnswerT]
     ) -> _AnswerT:
-        """What `answer` makes of their text, special tokens too."""
+        """What `answer` makes of the text, special tokens in it too."""
 
         def work() -> _AnswerT:
             return answer(model.tokenizer.decode(token_ids, skip_special=False))
 
-        return await self._run(work, is_short=len(token_ids) <= _MAX_INLINE_TOKENS)
+        return await self._threads.run(caller, work, is_short=len(token_ids) <= _MAX_INLINE_TOKENS)
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
         self.grammars.close()
-
-    async def _run(self, work: Callable[[], _AnswerT], *, is_short: bool) -> _AnswerT:
-        if is_short:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ class DetokenizeRequest:
 
 class Tokenization:
     """For clients that ask for nothing else. Prompts of requests wait for the same threads, so few calls may wait
-    before them, and some of these are left for other tenants."""
+    before them, and some of these are left for other tenants. Each is one of the requests that its tenant may have a
+    minute."""
 
     def __init__(self, models: ModelDirectory, limits: Limits, driver: Driver, tokenizer: PromptTokenizer) -> None:
         self._models = models
@@ -114,8 +117,8 @@ class Tokenization:
         return self._num_calls.total()
 
     def check_room(self, caller: Caller) -> None:
-        """Before a call is read. Raises Overloaded, QuotaExceeded where the tenant has its part of the room, and
-        Unavailable while the gateway shuts down."""
+        """Before a call is read. Raises Overloaded, QuotaExceeded where the tenant has its part of the room, or has had
+        all that it may have for now, and Unavailable while the gateway shuts down."""
         self._driver.check_is_open()
         limits, num_calls, num_own = self._limits, self.num_calls, self._num_calls[caller.tenant]
         if num_calls >= limits.max_tokenize_calls:
@@ -127,6 +130,13 @@ class Tokenization:
                 f"{limits.max_tokenize_calls_of_tenant}; try again later"
             )
             raise QuotaExceeded(message, retry_after_s=RETRY_AFTER_S, tenant=caller.tenant)
+        wait_s = self._driver.quotas.call_wait_s(caller.tenant, caller.requests_per_min)
+        if wait_s > 0:
+            message = (
+                f"tenant {caller.tenant}: over {caller.requests_per_min:g} requests a minute, its requests_per_min, "
+                "with its calls for tokens; try again later"
+            )
+            raise QuotaExceeded(message, retry_after_s=wait_s, tenant=caller.tenant, bound="requests_per_min")
 
     async def tokenize(
         self, request: TokenizeRequest, caller: Caller, answer: Callable[[ServedModel, list[int]], _AnswerT]
@@ -139,8 +149,9 @@ class Tokenization:
         check_plain_prompt(request.prompt, request.names, model, self._limits)
         async with self._waiting(caller):
             return await self._tokenizer.encode(
-                plain_text(request.prompt, model),
+                request.prompt,
                 model,
+                caller,
                 field=prompt_field(request.prompt, request.names),
                 add_bos=request.add_special_tokens,
                 answer=lambda token_ids: answer(model, token_ids),
@@ -153,12 +164,13 @@ class Tokenization:
         model = self._models.find(request.model, request.names["model"])
         check_plain_prompt(request.token_ids, request.names, model, self._limits)
         async with self._waiting(caller):
-            return await self._tokenizer.decode(request.token_ids.ids, model, answer=answer)
+            return await self._tokenizer.decode(request.token_ids.ids, model, caller, answer=answer)
 
     @asynccontextmanager
     async def _waiting(self, caller: Caller) -> AsyncIterator[None]:
         """A call takes its room, and not for longer than it may wait."""
         self.check_room(caller)
+        self._driver.quotas.pay_call(caller.tenant, caller.requests_per_min)
         self._num_calls[caller.tenant] += 1
         try:
             async with asyncio.timeout(self._limits.tokenize_timeout_s):
@@ -185,3 +197,13 @@ def plain_text(prompt: Text | Conversation, model: ServedModel) -> str:
         continue_final_message=prompt.continue_final_message,
         variables=prompt.template_variables,
     )
+
+
+def _is_short(prompt: Text | Conversation) -> bool:
+    """Whether no thread is worth it. Of tools it is not known before they are written out."""
+    if isinstance(prompt, Text):
+        return len(prompt.text) <= MAX_CHARS_AT_ONCE
+    if prompt.tools is not None or len(prompt.messages) > _MAX_INLINE_MESSAGES:
+        return False
+    num_chars = sum(len(one["content"]) + len(one.get("reasoning_content", "")) for one in prompt.messages)
+    return num_chars <= MAX_CHARS_AT_ONCE and not any(one.get("tool_calls") for one in prompt.messages)

@@ -167,6 +167,7 @@ def _access_rules(limits: CoreLimits, epoch: int, own_admin_digests: tuple[bytes
             tenant.lanes,
             tenant.isolates_cache,
             tenant.caps,
+            tenant.requests_per_min,
         )
         for tenant in (*limits.tenants, limits.default_tenant)
     )

@@ -13,7 +13,7 @@ import pytest
 
 from weir.client import GenerateOptions, WeirClient
 from weir.client.scheduling import SchedulingClient
-from weir.core.errors import InvalidRequest
+from weir.core.errors import InvalidRequest, QuotaExceeded
 from weir.testing.load import greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
 
@@ -87,6 +87,20 @@ def test_caps_hold_over_both_apis_for_the_next_request_and_after_a_restart_of_th
     assert_batch_is_capped(stack)
     restart_scheduler(stack)
     assert_batch_is_capped(stack)
+
+
+def test_calls_for_tokens_are_requests_of_their_tenant_too(stack: Stack) -> None:
+    set_limits(stack, "default_tenant.requests_per_min=2")
+    for _ in range(2):
+        assert httpx.post(f"{stack.http_url}/tokenize", json={"prompt": "x"}, timeout=30).status_code == 200
+    refused = httpx.post(f"{stack.http_url}/detokenize", json={"tokens": [1]}, timeout=30)
+    assert (refused.status_code, refused.headers["X-Weir-Bound"]) == (429, "requests_per_min")
+    assert 1 <= int(refused.headers["Retry-After"]) <= 30
+    with (
+        WeirClient(stack.grpc_address, timeout_s=60) as client,
+        pytest.raises(QuotaExceeded, match="its requests_per_min"),
+    ):
+        client.tokenize("x")
 
 
 async def test_a_lane_bound_holds_for_the_next_request_and_after_a_restart_of_the_scheduler(stack: Stack) -> None:

@@ -24,6 +24,7 @@ from weir.core.tasks import end_tasks
 from weir_gateway.driving.adoption import AdopterSearch
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.driving.scheduler_port import SchedulerPort, refusal_error
+from weir_gateway.requests.quota_book import QuotaBook
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.workers.connection import WorkerConnection, WorkerEndpoint
@@ -94,6 +95,10 @@ class Driver:
         """Whether this attempt is the present one of a request here, or will be once its adoption is known."""
         state = self._states.get(request_id)
         return state is not None and not state.phase.is_terminal and attempt >= state.attempt
+
+    @property
+    def quotas(self) -> QuotaBook:
+        return self._port.quotas
 
     def check_is_open(self) -> None:
         """Raises Unavailable when nothing more is accepted."""

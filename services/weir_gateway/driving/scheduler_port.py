@@ -138,7 +138,9 @@ class SchedulerPort:
         reply = await self._try_ask(self._subjects.submit, message, SubmitReply, context, deadline_s)
         if reply is None:
             raise self.unavailable(state)
-        if not reply.queued:
+        if reply.queued:
+            self.quotas.pay_request(state.checked.scope.tenant)
+        else:
             self.quotas.note(state.checked.scope.tenant, reply.quota)
         return reply
 

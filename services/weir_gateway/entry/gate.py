@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from weir.bus.queue_report import QueueReport
+from weir.core.shares import has_share
 from weir_gateway.entry.queue_view import Ahead, QueueKey, QueueView, Ticket
 
 _FULL_PART = 0.8
 """Of `max_wait_s`: an estimate is not exact, and who is let in should not be given up while it waits."""
 _COME_BACK_PART = 0.5
 """Asked to come back when the queue is this part of what is allowed: then there is room for as many as drained."""
-_SHARE_FACTOR = 4
-"""A tenant may hold this many times what is left: 4/5 of all alone, and something is left for whoever comes next."""
 _ALWAYS = 2
 """So many requests of a tenant are let in whatever the share says."""
 _UNKNOWN_RETRY_S = 2.0
@@ -99,7 +98,7 @@ class EntryGate:
         if num_held + num > self._max_requests:
             message = f"{num_held} requests are in flight, at most {self._max_requests}; try again later"
             return EntryRefusal("gateway_full", message, self._spread(self._ends_s(num_held, now_s)))
-        if self._view.has_peers and not _has_share(num_own, num, self._max_requests - num_held):
+        if self._view.has_peers and not has_share(num_own, num, self._max_requests - num_held, _ALWAYS):
             message = (
                 f"tenant {tenant}: {num_own} of its requests are in flight here, which is its share of the "
                 f"{self._max_requests} that this gateway takes; try again later"
@@ -114,7 +113,8 @@ class EntryGate:
         lane, retry_s = ahead.lane, self._spread(_come_back_s(ahead))
         if ahead.num_in_lane >= lane.max_queued:
             return EntryRefusal("lane_full", f"lane {lane.lane} is full: {ahead.num_in_lane} requests wait", retry_s)
-        if self._view.has_peers and not _has_share(ahead.num_own, 1, lane.max_queued - ahead.num_in_lane):
+        num_left = lane.max_queued - ahead.num_in_lane
+        if self._view.has_peers and not has_share(ahead.num_own, 1, num_left, _ALWAYS):
             message = f"tenant {key.tenant}: {ahead.num_own} requests wait in lane {lane.lane}, its share of it"
             return EntryRefusal("tenant_share", message, retry_s)
         bound = self._view.try_bound(key.tenant, now_s)
@@ -141,11 +141,6 @@ class EntryGate:
     def _spread(self, seconds: float | None) -> float:
         bounded = _UNKNOWN_RETRY_S if seconds is None else min(max(seconds, _MIN_RETRY_S), _MAX_RETRY_S)
         return bounded * (1 + _JITTER * self._draw())
-
-
-def _has_share(num_own: int, num: int, num_left: int) -> bool:
-    """Whether `num` more leave the tenant within its share."""
-    return num_own + num <= max(_SHARE_FACTOR * (num_left - num), _ALWAYS)
 
 
 def _come_back_s(ahead: Ahead) -> float | None:

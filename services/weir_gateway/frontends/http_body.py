@@ -1,11 +1,26 @@
-"""The body of an HTTP request, read within bounds of size, time and memory."""
+"""The body of an HTTP request, read and understood within bounds of size, time and memory."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from starlette.requests import Request
 
-from weir.rpc.port_guard import BodyBudget
+from weir.core.errors import Overloaded, QuotaExceeded
+from weir.core.shares import SharedRoom
+from weir.rpc.body_budget import SHARE_BOUND, BodyBudget
+from weir_gateway.access import Caller
 from weir_gateway.frontends.http_server import HttpSettings
+from weir_gateway.tenant_threads import TenantThreads
+
+MAX_INLINE_BYTES = 64 << 10
+"""Of a body that the event loop makes an object of."""
+_RETRY_AFTER_S = 1.0
+_SURE_BODIES = 2
+"""So many of a tenant may be read whatever its share."""
+
+_AskedT = TypeVar("_AskedT")
 
 
 class BadBody(Exception):
@@ -17,29 +32,58 @@ class BadBody(Exception):
 
 
 class BodyReader:
-    """`bodies` bounds those that are being read."""
+    """`bodies` bounds the bytes of those that are being read, and their number is half of the connections that ask: the
+    other half is there for requests that were read. Of both a tenant has no more than its share."""
 
-    def __init__(self, settings: HttpSettings, bodies: BodyBudget) -> None:
+    def __init__(self, settings: HttpSettings, bodies: BodyBudget, threads: TenantThreads) -> None:
         self._settings = settings
         self._bodies = bodies
+        self._threads = threads
+        self._reading = SharedRoom(max(1, settings.max_connections // 2), _SURE_BODIES)
 
-    async def read(self, request: Request) -> bytes:
-        """Raises BadBody, Overloaded while too many are being read, ClientDisconnect."""
+    async def read(self, request: Request, caller: Caller, parse: Callable[[bytes], _AskedT]) -> _AskedT:
+        """What `parse` makes of it; of a large one in a thread, in the tenant's turn. Raises what it raises, BadBody,
+        Overloaded while too many are being read, QuotaExceeded where the tenant's own are too many, ClientDisconnect.
+        """
+        self._check_room(caller)
+        self._reading.take(caller, 1)
+        try:
+            async with self._received(request, caller) as raw:
+                return await self._threads.run(caller, lambda: parse(raw), is_short=len(raw) <= MAX_INLINE_BYTES)
+        finally:
+            self._reading.give_back(caller, 1)
+
+    def _check_room(self, caller: Caller) -> None:
+        room = self._reading
+        if not room.fits(1):
+            message = f"{room.size} bodies are being read, which are all that this port reads at once; try again later"
+            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
+        if not room.within_share(caller, 1):
+            message = (
+                f"tenant {caller.tenant}: {room.num_of(caller)} bodies of its requests are being read, its share of "
+                f"the {room.size} that this port reads at once; try again later"
+            )
+            raise QuotaExceeded(message, retry_after_s=_RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
+
+    @asynccontextmanager
+    async def _received(self, request: Request, caller: Caller) -> AsyncIterator[bytes]:
+        """Its bytes count until it is understood."""
         limit = self._settings.max_body_bytes
-        too_large = BadBody(413, f"the body is larger than {limit} bytes")
+        too_large = BadBody(413, f"the body is larger than {limit} bytes; send less at once")
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise too_large
         body = bytearray()
         try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                async for chunk in request.stream():
-                    await self._bodies.take(len(chunk))
-                    body += chunk
-                    if len(body) > limit:
-                        raise too_large
-        except TimeoutError:
-            raise BadBody(408, f"the body took longer than {self._settings.body_timeout_s:g} s") from None
+            try:
+                async with asyncio.timeout(self._settings.body_timeout_s):
+                    async for chunk in request.stream():
+                        await self._bodies.take(len(chunk), caller)
+                        body += chunk
+                        if len(body) > limit:
+                            raise too_large
+            except TimeoutError:
+                raise BadBody(408, f"the body took longer than {self._settings.body_timeout_s:g} s") from None
+            yield bytes(body)
         finally:
-            self._bodies.give_back(len(body))
-        return bytes(body)
+            self._bodies.give_back(len(body), caller)

@@ -17,7 +17,7 @@ from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, PermissionDenied, WeirError
 from weir.core.trace_context import extract
 from weir.rpc.access import Callers
-from weir.rpc.port_guard import BodyBudget
+from weir.rpc.body_budget import BodyBudget
 from weir.telemetry.exposition import is_openmetrics
 from weir_gateway.access import Caller
 from weir_gateway.batches.jobs import BatchJobs
@@ -83,7 +83,7 @@ class HttpFrontend:
         self._settings = settings
         self._is_ready = is_ready
         self._quotas = quotas
-        self._bodies = BodyReader(settings, bodies)
+        self._bodies = BodyReader(settings, bodies, processor.threads)
         self._tools = HttpTools(processor, self._bodies)
         answering = Answering(processor, settings, self._internal_error)
         self._responses = ResponsesApi(processor, self._bodies, answering, store)
@@ -183,15 +183,21 @@ class HttpFrontend:
 
     async def _chat(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
-        body = parse_body(ChatBody, await self._bodies.read(request))
-        asked = chat_request(body, request.state.correlation_id, self._settings.unknown_fields)
-        return await self._answer(request, caller, asked)
+        correlation_id, unknown_fields = request.state.correlation_id, self._settings.unknown_fields
+
+        def parse(raw: bytes) -> AskedAnswer:
+            return chat_request(parse_body(ChatBody, raw), correlation_id, unknown_fields)
+
+        return await self._answer(request, caller, await self._bodies.read(request, caller, parse))
 
     async def _completions(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
-        body = parse_body(CompletionBody, await self._bodies.read(request))
-        asked = completion_request(body, request.state.correlation_id, self._settings.unknown_fields)
-        return await self._answer(request, caller, asked)
+        correlation_id, unknown_fields = request.state.correlation_id, self._settings.unknown_fields
+
+        def parse(raw: bytes) -> AskedAnswer:
+            return completion_request(parse_body(CompletionBody, raw), correlation_id, unknown_fields)
+
+        return await self._answer(request, caller, await self._bodies.read(request, caller, parse))
 
     async def _answer(self, request: Request, caller: Caller, asked: AskedAnswer) -> Response:
         client_request = with_key(asked.client_request, request.headers)

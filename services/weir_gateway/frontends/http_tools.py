@@ -27,6 +27,7 @@ from weir_gateway.frontends.tools_schema import (
 )
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.requests.models import ServedModel
+from weir_gateway.tokenization import TokenizeRequest
 
 _JSON = "application/json"
 
@@ -74,16 +75,22 @@ class HttpTools:
     async def tokenize(self, request: Request, caller: Caller) -> Response:
         tokenization = self._processor.tokenization
         tokenization.check_room(caller)
-        body = parse_body(TokenizeBody, await self._bodies.read(request))
-        answer = partial(tokenize_answer, with_strings=bool(body.return_token_strs))
-        content = await tokenization.tokenize(tokenize_request(body), caller, answer)
+
+        def parse(raw: bytes) -> tuple[TokenizeRequest, bool]:
+            body = parse_body(TokenizeBody, raw)
+            return tokenize_request(body), bool(body.return_token_strs)
+
+        asked, with_strings = await self._bodies.read(request, caller, parse)
+        content = await tokenization.tokenize(asked, caller, partial(tokenize_answer, with_strings=with_strings))
         return Response(content, media_type=_JSON)
 
     async def detokenize(self, request: Request, caller: Caller) -> Response:
         tokenization = self._processor.tokenization
         tokenization.check_room(caller)
-        body = parse_body(DetokenizeBody, await self._bodies.read(request))
-        content = await tokenization.detokenize(detokenize_request(body), caller, detokenize_answer)
+        asked = await self._bodies.read(
+            request, caller, lambda raw: detokenize_request(parse_body(DetokenizeBody, raw))
+        )
+        content = await tokenization.detokenize(asked, caller, detokenize_answer)
         return Response(content, media_type=_JSON)
 
 

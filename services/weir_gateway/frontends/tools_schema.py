@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir_gateway.frontends.bodies.checks import MAX_ENTRIES
 from weir_gateway.frontends.bodies.unknown_fields import KnownFields, check_undeclared
 from weir_gateway.frontends.json_parts import dump, dump_array
 from weir_gateway.frontends.openai.fields import IGNORED
@@ -27,7 +28,7 @@ class TokenizeBody(BaseModel):
 
     model: str | None = None
     prompt: Any = None
-    messages: list[Message] | None = None
+    messages: list[Message] | None = Field(default=None, max_length=MAX_ENTRIES)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     tools: list[Any] | None = None

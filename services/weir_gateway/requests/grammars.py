@@ -16,9 +16,11 @@ from functools import partial
 from weir.core.errors import FieldViolation, InvalidRequest, Overloaded, QuotaExceeded
 from weir.core.grammar import Grammar
 from weir.grammar.compiler import GrammarCompiler
+from weir.grammar.llguidance_engine import LlguidanceEngine
 from weir.grammar.protocol import GrammarEngine, GrammarError
 from weir.grammar.sources import check_source
 from weir.model.tokens.vocabulary import vocabulary_of
+from weir.runtime.stack.models import MAX_MODELS
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.models import ServedModel, TextTokenizer
 from weir_gateway.tools.grammar import ToolSchemaError, schemas_of
@@ -28,11 +30,10 @@ _MAX_WAITING = 64
 """Grammars that are being compiled, or wait for that."""
 _MAX_WAITING_OF_TENANT = 16
 """Of one tenant, each grammar once."""
-_MAX_MODELS = 8
 _COMPILE_TIMEOUT_S = 0.8
 """After which a client hears that it takes longer. What is compiled then is there when it asks again."""
 _ENGINE_TIMEOUT_S = 30.0
-"""For an engine to be made first."""
+"""For an engine to be made first, of a model that came at this very moment."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -54,6 +55,13 @@ class GrammarChecks:
         self._compiling: dict[tuple[GrammarCompiler, bytes], asyncio.Task[None]] = {}
         self._turns: dict[str, _TenantTurn] = {}
         """Of tenants that wait."""
+
+    async def prepare(self, models: Sequence[ServedModel]) -> None:
+        """Reads their vocabularies, before anybody waits: it holds the interpreter's lock for tenths of a second, so
+        that the first grammar would stall whatever runs. One that is known already costs nothing."""
+        loop = asyncio.get_running_loop()
+        for model in models:
+            await loop.run_in_executor(self._executor, self._compiler_of(model).prepare)
 
     async def check(
         self, client_request: ClientRequest, model: ServedModel, tenant: str, *, again: bool = False
@@ -154,7 +162,7 @@ class GrammarChecks:
             compiler = GrammarCompiler(lambda: _engine_of(model))
             self._compilers[model.name] = model.tokenizer, compiler
         self._compilers.move_to_end(model.name)
-        while len(self._compilers) > _MAX_MODELS:
+        while len(self._compilers) > MAX_MODELS:
             self._compilers.popitem(last=False)
         return compiler
 
@@ -171,8 +179,6 @@ def _compile_all(compiler: GrammarCompiler, grammar: Grammar, schemas: Sequence[
 
 
 def _engine_of(model: ServedModel) -> GrammarEngine:
-    from weir.grammar.llguidance_engine import LlguidanceEngine  # noqa: PLC0415 - most gateways never need it
-
     return LlguidanceEngine(vocabulary_of(model.tokenizer, model.vocab_size, model.eos_token_ids))
 
 

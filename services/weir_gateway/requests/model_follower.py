@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Never
 
@@ -14,6 +14,8 @@ from weir_gateway.config import GatewayConfig
 from weir_gateway.requests.models import ModelDirectory, ServedModel, load_model_of, load_served_model
 
 logger = logging.getLogger(__name__)
+
+PrepareModels = Callable[[Sequence[ServedModel]], Awaitable[None]]
 
 _LOOK_S = 0.25
 _MAX_FILE_BYTES = 1 << 20
@@ -40,8 +42,9 @@ class ModelFollower:
         self._seen = _read(self._path)
         return self._load(self._seen)
 
-    async def follow(self, models: ModelDirectory) -> Never:
-        """Runs until it is cancelled. A file that is wrong changes nothing, and is counted once."""
+    async def follow(self, models: ModelDirectory, prepare: PrepareModels) -> Never:
+        """Runs until it is cancelled. A file that is wrong changes nothing, and is counted once. `prepare`: what is to
+        be served, before it is."""
         while True:
             await asyncio.sleep(self._look_s)
             if self._path is None:
@@ -51,17 +54,19 @@ class ModelFollower:
                 if text == self._seen:
                     continue
                 self._seen = text
-                await self._take(text, models)
+                await self._take(text, models, prepare)
             except (WeirError, ModelError, OSError) as error:
                 self._report(error)
             except Exception as error:  # noqa: BLE001 - the boundary of a task that nobody awaits
                 self._report(error)
 
-    async def _take(self, text: bytes, models: ModelDirectory) -> None:
+    async def _take(self, text: bytes, models: ModelDirectory, prepare: PrepareModels) -> None:
         """What went goes at once; what is new comes when it is loaded."""
         wanted = self._parse(text)
         models.replace_all([self._loaded[one] for one in wanted if one in self._loaded])
-        models.replace_all(await asyncio.to_thread(self._load, text))
+        loaded = await asyncio.to_thread(self._load, text)
+        await prepare(loaded)
+        models.replace_all(loaded)
         logger.info("serves %s", ", ".join(model.name for model in models.list_models()) or "no model")
 
     def _report(self, error: Exception) -> None:

@@ -48,6 +48,8 @@ class TenantAccess:
     isolates_cache: bool = False
     """Its prompts share cached pages with nobody else's."""
     caps: RequestCaps = NO_CAPS
+    requests_per_min: float = 0.0
+    """For calls that no scheduler hears of. 0.0: not bounded."""
 
     def __post_init__(self) -> None:
         wrong = next((digest for digest in self.key_digests if len(digest) != DIGEST_BYTES), None)

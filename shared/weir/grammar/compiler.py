@@ -1,5 +1,6 @@
 """Compiled grammars of one vocabulary: each compiled once, the last ones kept, and what that took."""
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -25,8 +26,8 @@ class CompilerCounts:
 
 
 class GrammarCompiler:
-    """Compiles in the thread that asks; several may ask at once. The engine is made when the first one does: it reads
-    the whole vocabulary, which most processes never need."""
+    """Compiles in the thread that asks; several may ask at once. The engine, which reads the whole vocabulary, is made
+    once: by `prepare`, or when the first one asks."""
 
     def __init__(self, make_engine: Callable[[], GrammarEngine], *, max_kept: int = MAX_KEPT_GRAMMARS) -> None:
         """`make_engine` may raise GrammarError: then there are no grammars."""
@@ -52,6 +53,11 @@ class GrammarCompiler:
     def is_prepared(self) -> bool:
         """Whether the engine is there, or is known not to be had."""
         return self._engine is not None
+
+    def prepare(self) -> None:
+        """Makes the engine, if it is to be had; else the first grammar that is compiled would."""
+        with contextlib.suppress(GrammarError):
+            self._require_engine()
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises GrammarError."""

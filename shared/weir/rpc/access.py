@@ -20,6 +20,7 @@ from google.protobuf import descriptor_pool
 from weir.core.addresses import is_loopback
 from weir.core.credentials import try_read_key
 from weir.core.errors import PermissionDenied
+from weir.core.shares import NOBODY, Holder
 
 
 class Callers(Enum):
@@ -105,8 +106,8 @@ class RpcCaller:
         return kind in ("ipv4", "ipv6") and is_loopback(unquote(where).rpartition(":")[0])
 
 
-CheckCaller = Callable[[RpcCaller], object]
-"""Raises WeirError for who is not let in."""
+CheckCaller = Callable[[RpcCaller], Holder | None]
+"""Whose tenant's share of the port a call takes; None: nobody's. Raises WeirError for who is not let in."""
 
 
 class RpcAccess:
@@ -129,14 +130,15 @@ class RpcAccess:
         entry = self._table.get(method.removeprefix("/"))
         return None if entry is None else entry[self._column]
 
-    def admit(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    def admit(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> Holder:
         """As `check`, of a call."""
         callers = self.callers_of(method)
-        if callers is None or self._checks.get(callers) is not _let_in:  # else nobody need know who calls
-            self.check(RpcCaller.of(method, context))
+        if callers is not None and self._checks.get(callers) is _let_in:  # nobody need know who calls
+            return NOBODY
+        return self.check(RpcCaller.of(method, context))
 
-    def check(self, caller: RpcCaller) -> None:
-        """Raises WeirError for who is not let in."""
+    def check(self, caller: RpcCaller) -> Holder:
+        """Whose room the call takes. Raises WeirError for who is not let in."""
         callers = self.callers_of(caller.method)
         if callers is None:
             raise PermissionDenied(
@@ -149,7 +151,7 @@ class RpcAccess:
                 f"{caller.method[:200]}: is for {callers.value}s, whom this process does not know: ask the "
                 f"{'gateway' if callers is Callers.TENANT else 'leading scheduler'}"
             )
-        check(caller)
+        return check(caller) or NOBODY
 
     def find_missing(self, service_names: Iterable[str]) -> tuple[str, ...]:
         """Methods of these services that nobody may call here. The services' code is loaded already."""

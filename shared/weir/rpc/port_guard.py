@@ -4,6 +4,8 @@
                              metadata      or at once  or RESOURCE_EXHAUSTED   one message,
                              only          refused     after a short wait      within a deadline
 
+Of calls and of bytes no tenant that has peers holds more than its share (`weir.core.shares`).
+
 gRPC's own handlers of single requests read the message first. Here they are registered as handlers of streams, which
 look the same on the wire and read when they want to.
 """
@@ -11,7 +13,6 @@ look the same on the wire and read when they want to.
 import asyncio
 import contextlib
 import inspect
-from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, Overloaded, WeirError
+from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, Overloaded, QuotaExceeded, WeirError
+from weir.core.shares import Holder, SharedRoom
 from weir.rpc.access import Callers, Port, RpcAccess
+from weir.rpc.body_budget import SHARE_BOUND, BodyBudget
 from weir.rpc.errors import abort_with
 
 if TYPE_CHECKING:  # these are generic in their stubs only
@@ -30,63 +33,8 @@ if TYPE_CHECKING:  # these are generic in their stubs only
 _RETRY_AFTER_S = 1.0
 _SIDE_STREAMS, _SIDE_CALLS = "streams beside requests", "calls beside requests"
 
-
-class BodyBudget:
-    """One bound for the bodies of requests that are being read at the same time, whatever port they come by.
-
-    Bytes are taken before a body, or a part of it, is kept, and given back when it was read. Of one event loop.
-
-    Where the size is not known before, room is taken for the largest; that is free again in no time for small ones,
-    which is why `take` waits a little for it.
-    """
-
-    def __init__(self, max_bytes: int, *, wait_s: float = 1.0) -> None:
-        self.max_bytes = max_bytes
-        self._wait_s = wait_s
-        self._num_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @property
-    def num_bytes(self) -> int:
-        """Taken now."""
-        return self._num_bytes
-
-    async def take(self, num_bytes: int) -> None:
-        """First come, first served. Raises Overloaded when no room comes free in time; then nothing was taken."""
-        if not self._waiting and self._num_bytes + num_bytes <= self.max_bytes:
-            self._num_bytes += num_bytes
-            return
-        entry = (num_bytes, asyncio.get_running_loop().create_future())
-        self._waiting.append(entry)
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await entry[1]
-        except TimeoutError:
-            self._give_up(entry)
-            message = f"bodies of more than {self.max_bytes} bytes are being read at once; try again later"
-            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S) from None
-        except BaseException:
-            self._give_up(entry)
-            raise
-
-    def give_back(self, num_bytes: int) -> None:
-        self._num_bytes -= num_bytes
-        self._serve_waiting()
-
-    def _give_up(self, entry: tuple[int, "asyncio.Future[None]"]) -> None:
-        num_bytes, served = entry
-        if served.done() and not served.cancelled():  # in the very moment in which the wait ended
-            self._num_bytes -= num_bytes
-        elif entry in self._waiting:
-            self._waiting.remove(entry)
-        self._serve_waiting()
-
-    def _serve_waiting(self) -> None:
-        while self._waiting and self._num_bytes + self._waiting[0][0] <= self.max_bytes:
-            num_bytes, served = self._waiting.popleft()
-            if not served.cancelled():  # else its task is being ended, and has only not run since
-                self._num_bytes += num_bytes
-                served.set_result(None)
+_SURE_CALLS = 2
+"""So many of a tenant may be open whatever its share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +77,11 @@ class PortGuard(grpc.aio.ServerInterceptor):
         self.limits = limits
         self.access = access or RpcAccess(Port.PUBLIC)
         self._bodies = bodies
-        self._num_calls: Counter[str] = Counter()
+        self._rooms = {
+            "requests": SharedRoom(limits.max_calls, _SURE_CALLS),
+            _SIDE_STREAMS: SharedRoom(limits.max_side_calls, limits.max_side_calls),
+            _SIDE_CALLS: SharedRoom(limits.max_side_calls, limits.max_side_calls),
+        }
 
     async def intercept_service(
         self,
@@ -153,30 +105,37 @@ class PortGuard(grpc.aio.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(call.answer, call.deserializer, handler.response_serializer)
 
     @contextlib.contextmanager
-    def counted(self, kind: str) -> Iterator[None]:
-        """While one more call of this kind is open. Raises Overloaded, at once."""
-        limit = self.limits.max_calls if kind == "requests" else self.limits.max_side_calls
-        if self._num_calls[kind] >= limit:
-            message = f"{limit} {kind} are open at this port, which are all that it takes; try again later"
+    def counted(self, kind: str, caller: Holder) -> Iterator[None]:
+        """While one more call of this kind is open. Raises Overloaded, at once, and QuotaExceeded where the caller's
+        tenant has its share of them."""
+        room = self._rooms[kind]
+        if not room.fits(1):
+            message = f"{room.size} {kind} are open at this port, which are all that it takes; try again later"
             raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
-        self._num_calls[kind] += 1
+        if not room.within_share(caller, 1):
+            message = (
+                f"tenant {caller.tenant}: {room.num_of(caller)} of its {kind} are open at this port, its share of the "
+                f"{room.size} that it takes; try again later"
+            )
+            raise QuotaExceeded(message, retry_after_s=_RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
+        room.take(caller, 1)
         try:
             yield
         finally:
-            self._num_calls[kind] -= 1
+            room.give_back(caller, 1)
 
     @contextlib.asynccontextmanager
-    async def room_for_message(self, kind: str) -> AsyncIterator[None]:
+    async def room_for_message(self, kind: str, caller: Holder) -> AsyncIterator[None]:
         """Raises Overloaded after a short wait. For the largest message: its size is not known before."""
         if kind != "requests":  # bounded by their number, so that those who read large messages keep nobody from them
             yield
             return
         num_bytes = self.limits.max_message_bytes
-        await self._bodies.take(num_bytes)
+        await self._bodies.take(num_bytes, caller)
         try:
             yield
         finally:
-            self._bodies.give_back(num_bytes)
+            self._bodies.give_back(num_bytes, caller)
 
 
 class _Call:
@@ -215,15 +174,15 @@ class _Call:
     ) -> Any:
         """What the handler takes. Errors become statuses here; the handler's own do in the other interceptors."""
         try:
-            self._guard.access.admit(self._method, context)
-            counted.enter_context(self._guard.counted(self._kind))
-            return requests if self._reads_itself else self._deserialize(await self._read(context))
+            caller = self._guard.access.admit(self._method, context)
+            counted.enter_context(self._guard.counted(self._kind, caller))
+            return requests if self._reads_itself else self._deserialize(await self._read(context, caller))
         except WeirError as error:
             await abort_with(context, error)
 
-    async def _read(self, context: "ServicerContext") -> bytes:
+    async def _read(self, context: "ServicerContext", caller: Holder) -> bytes:
         timeout_s = self._guard.limits.read_timeout_s
-        async with self._guard.room_for_message(self._kind):
+        async with self._guard.room_for_message(self._kind, caller):
             try:
                 async with asyncio.timeout(timeout_s):
                     data = await context.read()

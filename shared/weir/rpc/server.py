@@ -49,6 +49,8 @@ _INTERNAL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 _MAX_PING_STRIKES = 2
+MAX_METADATA_BYTES = 16 << 10
+"""Of the headers of one call to a port for clients, unpacked."""
 _STARTING_RETRY_S = 1.0
 
 
@@ -67,6 +69,9 @@ def _public_options(limits: PortLimits) -> tuple[tuple[str, int], ...]:
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
         ("grpc.http2.max_ping_strikes", _MAX_PING_STRIKES),
+        # Equal bounds: between them gRPC would refuse some by chance.
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         # Calls that come while the loop is busy wait in gRPC, which would else cancel some of more than 1,000, and
         # those that wait for 30 s, without a reason. Equal bounds: none is cancelled by chance.
         ("grpc.server_max_unrequested_time_in_server", limits.max_pending_s),

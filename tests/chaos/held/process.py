@@ -22,7 +22,8 @@ from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
 from weir.rpc.access import Callers
 from weir.rpc.arena.client import ArenaClient
-from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
+from weir.rpc.body_budget import BodyBudget
+from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.testing.runner import HashRunner
@@ -137,7 +138,7 @@ async def _build_decode(context: ServiceContext[DecodeConfig]) -> WorkerShell:
 
 def _run_gateway() -> int:
     config = load_config(GatewayConfig, sys.argv[1:], environ=os.environ)
-    bodies = BodyBudget(config.max_bodies_bytes)
+    bodies = BodyBudget(config.max_bodies_bytes, sure_bytes=config.message_bytes)
     guard = PortGuard(PortLimits(config.message_bytes, config.max_calls), bodies)
 
     async def build(context: ServiceContext[GatewayConfig]) -> GatewayComponent:

@@ -18,7 +18,7 @@ from weir.core.errors import Unavailable
 from weir.model.errors import ModelNotFound
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
-from weir.rpc.port_guard import BodyBudget
+from weir.rpc.body_budget import BodyBudget
 from weir.runtime.config import ConfigError, read_config
 from weir_gateway.config import GatewayConfig
 from weir_gateway.driving.adoption import AdoptionSettings

@@ -49,8 +49,38 @@ LARGE_BUT_RIGHT = {"a regular expression of a million states", "repeated thrice"
 """The engine makes their states as they come, and bounds each step."""
 
 
+class SlowEngine:
+    """The real one; of sources that begin with `slow` none is compiled before `may_end`."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._engine = LlguidanceEngine(vocabulary_of(model.tokenizer, model.vocab_size, model.eos_token_ids))
+        self.may_end = threading.Event()
+        self.num_begun = 0
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        if grammar.source.startswith("slow"):
+            self.num_begun += 1
+            self.may_end.wait(60)
+        return self._engine.compile(grammar)
+
+
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SlowEngine]]:
+    made: list[SlowEngine] = []
+
+    def make(model: ServedModel) -> GrammarEngine:
+        made.append(SlowEngine(model))
+        return made[-1]
+
+    monkeypatch.setattr(grammars, "_engine_of", make)
+    yield made
+    for engine in made:
+        engine.may_end.set()
+
+
+@pytest.fixture
+async def world(engines: list[SlowEngine]) -> AsyncIterator[World]:
+    """Its engine is made at its start."""
     async with open_world(replace(FAST, driver=replace(FAST.driver, max_requests=64))) as world:
         yield world
 
@@ -81,35 +111,6 @@ async def test_each_gets_its_status(http: httpx.AsyncClient, monkeypatch: pytest
         assert len(error["message"]) < 500, name
         if name != "a lone surrogate in an expression":  # no text of a body has one: not of this field alone
             assert error["param"] == f"structured_outputs.{next(iter(HOSTILE[name]))}"
-
-
-class SlowEngine:
-    """The real one; of sources that begin with `slow` none is compiled before `may_end`."""
-
-    def __init__(self, model: ServedModel) -> None:
-        self._engine = LlguidanceEngine(vocabulary_of(model.tokenizer, model.vocab_size, model.eos_token_ids))
-        self.may_end = threading.Event()
-        self.num_begun = 0
-
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        if grammar.source.startswith("slow"):
-            self.num_begun += 1
-            self.may_end.wait(60)
-        return self._engine.compile(grammar)
-
-
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SlowEngine]]:
-    made: list[SlowEngine] = []
-
-    def make(model: ServedModel) -> GrammarEngine:
-        made.append(SlowEngine(model))
-        return made[-1]
-
-    monkeypatch.setattr(grammars, "_engine_of", make)
-    yield made
-    for engine in made:
-        engine.may_end.set()
 
 
 async def test_a_tenant_with_slow_grammars_waits_for_itself_and_no_other_does(

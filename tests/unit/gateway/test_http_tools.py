@@ -146,7 +146,7 @@ async def test_what_is_long_is_done_beside_the_event_loop(world: World, http: ht
     # the template makes a long text of turns in which nothing is
     await http.post("/tokenize", json={"messages": [{"role": "user", "content": ""}] * 1024})
     assert world.tokenizer.num_encoded == 3
-    assert all(name.startswith("tokenize") for name in world.tokenizer.thread_names)
+    assert all(name.startswith("prompts") for name in world.tokenizer.thread_names)
 
 
 async def test_many_tokens_become_text_beside_the_event_loop() -> None:
@@ -155,7 +155,7 @@ async def test_many_tokens_become_text_beside_the_event_loop() -> None:
         assert world.tokenizer.thread_names == {threading.main_thread().name}, "few of them"
         assert (await http.post("/detokenize", json={"tokens": [120] * 513})).json() == {"prompt": "x" * 513}
         [other] = world.tokenizer.thread_names - {threading.main_thread().name}
-        assert other.startswith("tokenize")
+        assert other.startswith("prompts")
 
 
 MANY = [{"role": "user", "content": "x"}] * 1025
@@ -195,7 +195,8 @@ MANY = [{"role": "user", "content": "x"}] * 1025
         ("/detokenize", {"tokens": [257]}, "tokens", "[0] is 257; must be from 0 to 256"),
         ("/detokenize", {"tokens": [10**30]}, "tokens", "must be from 0 to 256"),
         ("/detokenize", {"tokens": [1] * (MAX_CONTEXT + 1)}, "tokens", "is 513 tokens; at most 512"),
-        ("/detokenize", {"tokens": [1] * 3_000_000}, "tokens", "is 3000000 tokens; at most 512"),
+        ("/detokenize", {"tokens": [1] * 500_000}, "tokens", "is 500000 tokens; at most 512"),
+        ("/detokenize", {"tokens": [1] * 2_000_000}, "body", "has more than 524288 values; send less at once"),
         ("/detokenize", {"tokens": [1], "prompt": "x"}, "prompt", "is not a field of this request"),
     ],
     ids=lambda value: str(value)[:60],

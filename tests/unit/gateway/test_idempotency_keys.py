@@ -19,8 +19,8 @@ from weir.bus.keys import KeyRecord, KeyStatus, key_name, seed_of_key
 from weir.bus.protocol import KvBucket
 from weir.bus.subjects import Subjects
 from weir.core.life import FinishReason
+from weir.rpc.body_budget import BodyBudget
 from weir.rpc.errors import from_rpc_error
-from weir.rpc.port_guard import BodyBudget
 from weir.wire.v1 import inference_pb2, types_pb2
 from weir_gateway.gateway import Gateway, GatewayProcess
 from weir_gateway.keys.keyed_requests import KeySettings

@@ -1,7 +1,7 @@
 """The models of a file that a gateway follows: what it serves then, and what a wrong file changes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 from weir.core.errors import NotFound
 from weir_gateway.config import GatewayConfig
 from weir_gateway.requests.model_follower import ModelFollower, open_requests
-from weir_gateway.requests.models import ModelDirectory
+from weir_gateway.requests.models import ModelDirectory, ServedModel
 
 TINY = 'load = "dummy"\nmodel_shape = "tiny"\n'
 
@@ -43,11 +43,15 @@ async def followed(path: Path) -> AsyncIterator[tuple[ModelFollower, ModelDirect
     write(path, f"[models.one]\n{TINY}aliases = ['uno']\n")
     follower = ModelFollower(GatewayConfig(models_file=str(path), prefix_hints=False), look_s=0.01)
     models = ModelDirectory(follower.load())
-    following = asyncio.create_task(follower.follow(models))
+    following = asyncio.create_task(follower.follow(models, nothing))
     yield follower, models
     following.cancel()
     with suppress(asyncio.CancelledError):
         await following
+
+
+async def nothing(models: Sequence[ServedModel]) -> None:
+    """Needs no preparation."""
 
 
 def names(models: ModelDirectory) -> list[str]:
@@ -67,6 +71,23 @@ async def test_models_come_and_go_with_the_file(path: Path, followed: tuple[Mode
     await until(lambda: names(models) == ["two"])
     with pytest.raises(NotFound, match="'uno' is not served here; one of two is"):
         models.find("uno", "model")
+
+
+async def test_a_model_is_prepared_before_it_is_served(path: Path) -> None:
+    write(path, f"[models.one]\n{TINY}")
+    follower = ModelFollower(GatewayConfig(models_file=str(path), prefix_hints=False), look_s=0.01)
+    models, prepared = ModelDirectory(follower.load()), list[tuple[list[str], list[str]]]()
+
+    async def prepare(found: Sequence[ServedModel]) -> None:
+        prepared.append(([model.name for model in found], names(models)))
+
+    following = asyncio.create_task(follower.follow(models, prepare))
+    add(path, f"[models.two]\n{TINY}")
+    await until(lambda: names(models) == ["one", "two"])
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
+    assert prepared == [(["one", "two"], ["one"])]
 
 
 async def test_a_wrong_file_takes_nothing_away_and_is_counted(

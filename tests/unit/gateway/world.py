@@ -23,7 +23,8 @@ from weir.bus.protocol import Bus
 from weir.core.clock import Clock, SystemClock
 from weir.core.life import SchedulingParams
 from weir.rpc.access import Callers
-from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
+from weir.rpc.body_budget import BodyBudget
+from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir.runtime.admin import AdminService, Description, Identity
 from weir.runtime.service import add_common_services
@@ -121,7 +122,7 @@ async def open_world(
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))
     failures: list[str] = []
-    bodies = BodyBudget(max_bodies_bytes, wait_s=0.3)
+    bodies = BodyBudget(max_bodies_bytes, sure_bytes=port_limits.max_message_bytes, wait_s=0.3)
     process = GatewayProcess(GATEWAY_ID, provider.get_tracer("test"), bodies, failures.append, clock=clock)
     async with AsyncExitStack() as stack:
         stack.callback(provider.shutdown)

@@ -1,6 +1,7 @@
 """A conversation becomes the prompt that the model's makers meant, and a template can do no harm."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,42 @@ def test_what_a_template_refuses_or_must_not_do_is_an_error_of_the_messages(text
     with pytest.raises(InvalidRequest, match=problem) as caught:
         template(text).render(USER)
     assert caught.value.violations[0].field == "messages"
+
+
+TURNS = (
+    "{% for a in messages %}{% for b in messages %}{% for c in messages %}{{ '' }}{% endfor %}{% endfor %}{% endfor %}"
+)
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TURNS,
+        LOOPS.replace("BODY", "x"),
+        LOOPS.replace("BODY", "{{ '' }}"),
+        LOOPS.replace("BODY", ""),
+        "{% macro f() %}" + LOOPS.replace("BODY", "") + "{% endmacro %}{{ f() }}",
+        "{% set x %}" + LOOPS.replace("BODY", "x") + "{% endset %}{{ x }}",
+    ],
+    ids=["of turns", "writes", "writes nothing", "does nothing", "in a macro", "in a block"],
+)
+def test_a_template_that_goes_on_for_too_long_is_ended(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.model.tokens.chat_template._MAX_RENDER_S", 0.1)
+    began_s = time.thread_time()
+    with pytest.raises(InvalidRequest, match=r"takes more than 0\.1 s for them; send fewer at once") as caught:
+        template(text).render(USER * 1000)
+    assert time.thread_time() - began_s < 1.0
+    assert caught.value.violations[0].field == "messages"
+    assert template("{% for i in range(999) %}x{% endfor %}").render(USER) == "x" * 999, "each has its own time"
+
+
+def test_a_conversation_as_long_as_may_be_is_far_from_the_bound_of_time() -> None:
+    messages = [{"role": ("user", "assistant")[index % 2], "content": "word " * 200} for index in range(1024)]
+    began_s = time.thread_time()
+    rendered = load_chat_template(resolve_model(SMOLLM2_135M.name)).render(messages)
+    assert len(rendered) > 1 << 20
+    assert time.thread_time() - began_s < 0.5
 
 
 def test_an_empty_conversation_is_refused() -> None:

@@ -4,13 +4,12 @@ read at once than there is room for, and none of it is lost.
 
 import asyncio
 import gc
-import random
 import socket
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -18,10 +17,12 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 
 from weir.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unauthenticated, WeirError
+from weir.core.shares import Holder
 from weir.rpc.access import Callers, RpcAccess, RpcCaller
 from weir.rpc.access import Port as ClientPort
+from weir.rpc.body_budget import BodyBudget
 from weir.rpc.errors import from_rpc_error
-from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
+from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.rpc.server import ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
 
 LIMITS = PortLimits(max_message_bytes=100_000, max_calls=4, max_side_calls=2, read_timeout_s=0.5)
@@ -129,15 +130,23 @@ async def until(holds: Callable[[], bool]) -> None:
     pytest.fail("not within 5 s")
 
 
-def check_key(caller: RpcCaller) -> None:
-    if caller.key != "good":
+class Caller(NamedTuple):
+    tenant: str
+    has_peers: bool = False
+
+
+def check_key(caller: RpcCaller) -> Holder:
+    """`good` is the key of the only tenant, `a` and `b` are those of two."""
+    key = caller.key or ""
+    if key not in ("good", "a", "b"):
         raise Unauthenticated("show a key")
+    return Caller(key, has_peers=key != "good")
 
 
 @asynccontextmanager
 async def open_port(limits: PortLimits = LIMITS, max_bodies_bytes: int = 1_000_000) -> AsyncIterator[Port]:
     """Checks at the end that all room came back."""
-    bodies = BodyBudget(max_bodies_bytes, wait_s=0.2)
+    bodies = BodyBudget(max_bodies_bytes, sure_bytes=limits.max_message_bytes, wait_s=0.2)
     table = {
         f"{service}/{kind}": (callers, None)
         for service, callers in (("test.Keyed", Callers.TENANT), ("test.Open", Callers.OPEN))
@@ -287,78 +296,3 @@ def _ping_until_closed(host: str, port: int) -> bytes:
 def test_a_message_that_never_finds_room_is_a_mistake_of_the_configuration() -> None:
     with pytest.raises(ValueError, match="max_message_bytes 100000: above the 99999 of all bodies"):
         PortGuard(LIMITS, BodyBudget(99_999))
-
-
-async def test_whoever_waits_is_served_in_order_as_room_comes_free() -> None:
-    budget, served = BodyBudget(10, wait_s=5.0), []
-    await budget.take(10)
-
-    async def take(num_bytes: int) -> None:
-        await budget.take(num_bytes)
-        served.append(num_bytes)
-
-    async with asyncio.TaskGroup() as tasks:
-        for num_bytes in (8, 1, 3):
-            tasks.create_task(take(num_bytes))
-            await asyncio.sleep(0)
-        budget.give_back(2)
-        await asyncio.sleep(0)
-        assert served == []  # the 1 does not go before the 8 that asked first
-        budget.give_back(8)
-        await asyncio.sleep(0.01)
-        assert served == [8, 1]
-        budget.give_back(8)
-    assert (served, budget.num_bytes) == ([8, 1, 3], 4)
-
-
-async def test_who_gets_no_room_in_time_learns_when_to_try_again_and_holds_nothing() -> None:
-    budget = BodyBudget(10, wait_s=0.05)
-    await budget.take(7)
-    with pytest.raises(Overloaded, match="bodies of more than 10 bytes are being read at once") as refused:
-        await budget.take(4)
-    assert refused.value.retry_after_s == 1.0
-    await budget.take(3)
-    assert budget.num_bytes == 10
-
-
-async def test_one_who_gives_up_lets_those_behind_him_through() -> None:
-    budget = BodyBudget(10, wait_s=5.0)
-    await budget.take(7)
-    large = asyncio.create_task(budget.take(9))
-    await asyncio.sleep(0)
-    small = asyncio.create_task(budget.take(2))
-    await asyncio.sleep(0)
-    large.cancel()
-    await asyncio.wait_for(small, 1.0)
-    assert budget.num_bytes == 9
-
-
-@pytest.mark.parametrize("seed", range(20))
-async def test_whatever_is_cancelled_in_whatever_moment_all_room_comes_back(seed: int) -> None:
-    draw, budget = random.Random(seed), BodyBudget(100, wait_s=0.02)
-    held = most = 0
-
-    async def read() -> None:
-        nonlocal held, most
-        num_bytes = draw.randint(1, 100)
-        await budget.take(num_bytes)
-        try:
-            held += num_bytes
-            most = max(most, held)
-            await asyncio.sleep(draw.choice((0, 0, 0.001, 0.01)))
-        finally:
-            held -= num_bytes
-            budget.give_back(num_bytes)
-
-    tasks = []
-    for _ in range(200):
-        tasks.append(asyncio.create_task(read()))
-        if draw.random() < 0.5:
-            await asyncio.sleep(0)
-        if draw.random() < 0.3:
-            draw.choice(tasks).cancel()
-    ends = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(end) for end in ends} <= {type(None), Overloaded, asyncio.CancelledError}
-    assert 50 < most <= 100
-    assert budget.num_bytes == 0
-    await budget.take(100)

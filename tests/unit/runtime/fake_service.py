@@ -17,7 +17,8 @@ from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
 from weir.core.trusted_folder import UntrustedFolder
 from weir.model.errors import ModelError
 from weir.rpc.access import Callers
-from weir.rpc.port_guard import BodyBudget, PortGuard, PortLimits
+from weir.rpc.body_budget import BodyBudget
+from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.runtime.config import ConfigError, ServiceConfig, load_config, setting
 from weir.runtime.service import Description, ServiceContext, run_service
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc

@@ -153,6 +153,7 @@ def test_gateways_are_told_digests_lanes_and_the_default_tenant() -> None:
     assert (acme.name, acme.key_digests, acme.lanes) == ("acme", (bytes.fromhex(DIGEST),), ("batch",))
     assert acme.isolates_cache
     assert default.lanes == ("standard",)
+    assert (acme.requests_per_min, default.requests_per_min) == (60, 0)
 
 
 def test_more_keys_than_a_message_holds_are_refused_before_anything_changes() -> None:

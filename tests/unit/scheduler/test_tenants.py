@@ -9,9 +9,9 @@ from tests.unit.scheduler.rig import Rig, make_submit, make_worker
 
 from weir.bus.messages import Held, HeldRequest, Outcome, Placement, RefusalReason, SubmitReply
 from weir.bus.queue_report import QuotaLevel
+from weir.core.bucket import Bucket
 from weir.scheduling.commands import SendGrant
 from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
-from weir.scheduling.tenants import Bucket
 
 LANES = (LaneLimits("high", 100, 60.0, ttft_slo_ms=500, itl_slo_ms=50), LaneLimits("low", 100, 60.0))
 

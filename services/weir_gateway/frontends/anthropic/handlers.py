@@ -40,8 +40,10 @@ class MessagesApi:
     async def create(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
         correlation_id = request.state.correlation_id
-        body = parse_body(MessagesBody, await self._bodies.read(request))
-        asked = messages_request(body, correlation_id, self._answering.unknown_fields)
+        unknown_fields = self._answering.unknown_fields
+        asked = await self._bodies.read(
+            request, caller, lambda raw: messages_request(parse_body(MessagesBody, raw), correlation_id, unknown_fields)
+        )
         response = await self._answering.answer(request, caller, asked.client_request, asked.ignored_fields, _Answer)
         response.headers[ANTHROPIC_ID_HEADER] = correlation_id
         return response
@@ -49,8 +51,10 @@ class MessagesApi:
     async def count_tokens(self, request: Request, caller: Caller) -> Response:
         tokenization = self._processor.tokenization
         tokenization.check_room(caller)
-        body = parse_body(CountTokensBody, await self._bodies.read(request))
-        asked = count_request(body, self._answering.unknown_fields)
+        unknown_fields = self._answering.unknown_fields
+        asked = await self._bodies.read(
+            request, caller, lambda raw: count_request(parse_body(CountTokensBody, raw), unknown_fields)
+        )
         num_tokens = await tokenization.tokenize(asked.request, caller, lambda _, token_ids: len(token_ids))
         headers = {ANTHROPIC_ID_HEADER: request.state.correlation_id}
         if asked.ignored_fields:

@@ -6,6 +6,8 @@ What an answer would depend on and is not served is refused by name; what change
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from pydantic import Field
+
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.grammar import Grammar
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields, text_of
@@ -42,7 +44,7 @@ class MessagesBody(CountTokensBody):
     """`POST /v1/messages`."""
 
     max_tokens: int
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[str] | None = Field(default=None, max_length=MAX_ENTRIES)
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     """What `output_config.format` was called at first."""

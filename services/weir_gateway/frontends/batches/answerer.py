@@ -11,6 +11,7 @@ from weir_gateway.access import Caller
 from weir_gateway.batches.records import ClaimedLine, LineResult
 from weir_gateway.batches.results import answered
 from weir_gateway.frontends.bodies.unknown_fields import UnknownFields
+from weir_gateway.frontends.http_body import MAX_INLINE_BYTES
 from weir_gateway.frontends.openai.render import AnswerRenderer, error_body, error_status
 from weir_gateway.frontends.openai.schema import (
     AskedAnswer,
@@ -41,7 +42,10 @@ class LineAnswerer:
     async def answer(self, line: ClaimedLine) -> LineResult:
         """Raises WeirError for what another try may mend; what is wrong with the line is its result."""
         try:
-            asked, caller = _asked(line, self.unknown_fields), self.caller_of(line.tenant)
+            caller = self.caller_of(line.tenant)
+            asked = await self.processor.threads.run(
+                caller, lambda: _asked(line, self.unknown_fields), is_short=len(line.body) <= MAX_INLINE_BYTES
+            )
             request_id, body = await self._answer(line, asked, caller)
         except WeirError as error:
             if isinstance(error, Overloaded) or error_status(error) >= _CANCELLED:

@@ -103,7 +103,9 @@ class BatchesApi:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         jobs = jobs_of(self._jobs)
-        asked = _new_batch(parse_body(BatchBody, await self._bodies.read(request)), caller.tenant)
+        asked = await self._bodies.read(
+            request, caller, lambda raw: _new_batch(parse_body(BatchBody, raw), caller.tenant)
+        )
         made = await jobs.database.run(jobs.batches.create, asked)
         jobs.runner.wake()
         return JSONResponse(made.json())

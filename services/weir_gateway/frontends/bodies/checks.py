@@ -7,14 +7,52 @@ from weir.core.errors import FieldViolation
 MAX_ENTRIES = 4096
 """Of a list that is read entry by entry. What each means has lower bounds, under which a longer one cannot be; this one
 is known before the event loop has read them."""
+MAX_CONTAINERS = 32_768
+MAX_TEXTS = 131_072
+MAX_VALUES = 524_288
+"""Of one JSON text, all together: objects and lists; texts, with the names of fields; entries of whatever kind, such as
+token ids. While objects are made of them no other thread runs, for a third of a microsecond to one each."""
 MAX_SHOWN_CHARS = 80
+
+_SHORT_BYTES = 64 << 10
+"""What is no longer than that cannot hold anybody up."""
 
 
 def is_too_long(entries: Sequence[object], field: str, violations: list[FieldViolation]) -> bool:
     """Then it is in `violations`."""
     if len(entries) > MAX_ENTRIES:
-        violations.append(FieldViolation(field, f"has {len(entries)} entries; at most {MAX_ENTRIES} are read"))
+        violations.append(FieldViolation(field, too_long(len(entries))))
     return len(entries) > MAX_ENTRIES
+
+
+def too_long(num_entries: int | None) -> str:
+    """The same. None: more than may be, and nobody has counted them."""
+    number = f"over {MAX_ENTRIES}" if num_entries is None else f"{num_entries}"
+    return f"has {number} entries; at most {MAX_ENTRIES} are read"
+
+
+def try_find_size_problem(raw: bytes) -> str | None:
+    """What a JSON text has too many of, counted before an object is made of any; None: it may be read. Costs a few
+    milliseconds for megabytes."""
+    if len(raw) <= _SHORT_BYTES or _try_find_too_many(raw, raw.count(b'"') // 2) is None:
+        return None
+    # What is in texts does not count: without the escapes in them, each second quotation mark ends one.
+    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    num_texts = plain.count(b'"') // 2
+    outside = plain if num_texts > MAX_TEXTS else b"".join(plain.split(b'"')[::2])
+    return _try_find_too_many(outside, num_texts)
+
+
+def _try_find_too_many(outside: bytes, num_texts: int) -> str | None:
+    found = (
+        (num_texts, MAX_TEXTS, "texts"),
+        (outside.count(b"{") + outside.count(b"["), MAX_CONTAINERS, "objects and lists"),
+        (outside.count(b","), MAX_VALUES, "values"),
+    )
+    for number, limit, of_what in found:
+        if number > limit:
+            return f"has more than {limit} {of_what}; send less at once"
+    return None
 
 
 def shown(value: object) -> str:

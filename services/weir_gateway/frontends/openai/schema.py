@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
-from weir_gateway.frontends.bodies.checks import is_too_long
+from weir_gateway.frontends.bodies.checks import MAX_ENTRIES, is_too_long, too_long, try_find_size_problem
 from weir_gateway.frontends.bodies.thinking import thinking_of_effort
 from weir_gateway.frontends.bodies.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.frontends.openai.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, REASONS
@@ -79,7 +80,7 @@ class CommonBody(BaseModel):
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=MAX_ENTRIES)
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -87,7 +88,7 @@ class CommonBody(BaseModel):
     prompt_logprobs: int | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[int] | None = Field(default=None, max_length=MAX_ENTRIES)
     lane: str | None = None
     priority: int | None = None
     ttft_target_ms: int | None = None
@@ -120,7 +121,7 @@ class CompletionBody(CommonBody):
 class ChatBody(CommonBody):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message]
+    messages: list[Message] = Field(max_length=MAX_ENTRIES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -143,12 +144,15 @@ class AskedAnswer:
 
 def parse_body(body_type: type[_ModelT], raw: bytes) -> _ModelT:
     """Raises InvalidRequest with every field that is not what it must be."""
+    problem = try_find_size_problem(raw)
+    if problem is not None:
+        raise InvalidRequest([FieldViolation("body", problem)])
     try:
         return body_type.model_validate_json(raw)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
+        found = error.errors(include_url=False, include_input=False)
         raise InvalidRequest(
-            [FieldViolation(_path(entry["loc"]), _cut(entry["msg"])) for entry in found[:_MAX_INVALID_SHOWN]]
+            [FieldViolation(_path(entry["loc"]), _problem_of(entry)) for entry in found[:_MAX_INVALID_SHOWN]]
         ) from None
 
 
@@ -344,6 +348,12 @@ def _stop_of(value: object, violations: list[FieldViolation]) -> tuple[str, ...]
     if len(strings) != len(stops):
         violations.append(FieldViolation("stop", "must be a text, or a list of texts"))
     return strings
+
+
+def _problem_of(entry: ErrorDetails) -> str:
+    if entry["type"] == "too_long":
+        return too_long(entry["ctx"]["actual_length"])
+    return _cut(entry["msg"])
 
 
 def _path(location: tuple[int | str, ...]) -> str:

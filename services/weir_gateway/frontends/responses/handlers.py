@@ -62,8 +62,9 @@ class ResponsesApi:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         self._processor.check_room(caller, key_of(request.headers))
-        asked = asked_response(
-            parse_body(ResponsesBody, await self._bodies.read(request)), self._answering.unknown_fields
+        unknown_fields = self._answering.unknown_fields
+        asked = await self._bodies.read(
+            request, caller, lambda raw: asked_response(parse_body(ResponsesBody, raw), unknown_fields)
         )
         previous = await self._previous_turns(asked, caller)
         store = self._store if asked.is_to_be_kept else None

@@ -12,7 +12,7 @@ from pydantic import Field
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.grammar import Grammar
 from weir_gateway.frontends.adapter_schema import MAX_VIOLATIONS, AdapterBody, known_fields
-from weir_gateway.frontends.bodies.checks import is_too_long, shown
+from weir_gateway.frontends.bodies.checks import MAX_ENTRIES, is_too_long, shown
 from weir_gateway.frontends.bodies.thinking import AS_TRAINED, Thinking, thinking_of_effort
 from weir_gateway.frontends.bodies.unknown_fields import UnknownFields, check_undeclared
 from weir_gateway.frontends.openai.messages import Turn
@@ -48,8 +48,8 @@ class ResponsesBody(AdapterBody):
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
-    include: list[str] | None = None
+    metadata: dict[str, str] | None = Field(default=None, max_length=MAX_ENTRIES)
+    include: list[str] | None = Field(default=None, max_length=MAX_ENTRIES)
     top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None

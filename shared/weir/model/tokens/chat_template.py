@@ -1,7 +1,10 @@
 """From a conversation to a prompt: the model's own Jinja template, in a sandbox."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -44,6 +47,10 @@ _PROBE = "weir_probes_for_tools"
 """The name of a tool: no template has it but one that shows the tools it is given."""
 _MAX_RENDERED_CHARS = 1 << 25
 """Far above what any context holds: it only ends a template that makes much of little."""
+_MAX_RENDER_S = 2.0
+"""Of a core, likewise: a thousand turns take hundredths."""
+_CHECK_EVERY = 64
+"""Steps of a template between two looks at the time."""
 
 
 class ChatTemplate:
@@ -73,7 +80,7 @@ class ChatTemplate:
         probe = {"type": "function", "function": {"name": _PROBE, "description": "", "parameters": {}}}
         asked = {"messages": [{"role": "user", "content": "-"}], "tools": [probe], "documents": None}
         try:
-            text = _bounded_text(self._tool_template.generate({**asked, "add_generation_prompt": True}))
+            text = _bounded_text(self._tool_template, {**asked, "add_generation_prompt": True})
         except (*_TEMPLATE_FAILURES, InvalidRequest):
             return True
         return _PROBE in text
@@ -113,7 +120,7 @@ class ChatTemplate:
         if taken:
             raise InvalidRequest([FieldViolation("chat_template_kwargs", f"{taken[0]!r} is the template's own")])
         try:
-            rendered = _bounded_text(template.generate(own | dict(variables)))
+            rendered = _bounded_text(template, own | dict(variables))
         except _TEMPLATE_FAILURES as error:
             problem = str(error) or type(error).__name__
             raise InvalidRequest([_violation(f"the model's chat template refuses them: {problem}")]) from error
@@ -133,10 +140,38 @@ class ChatTemplate:
         raise InvalidRequest([FieldViolation(f"messages[{index}]", f"is of tools: {problem}")])
 
 
-def _bounded_text(parts: Iterator[str]) -> str:
+class _BoundedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Ends a template that goes on for too long, also where it writes nothing meanwhile: no loop without a call in it
+    (`range` is one) is longer than a conversation."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationMarks])
+        self._of_thread = threading.local()
+
+    def begin(self) -> None:
+        """A rendering, in this thread."""
+        self._of_thread.num_steps, self._of_thread.ends_at_s = 0, time.thread_time() + _MAX_RENDER_S
+
+    def step(self) -> None:
+        """Raises InvalidRequest."""
+        mine = self._of_thread
+        num_steps = mine.num_steps = getattr(mine, "num_steps", 0) + 1
+        if num_steps % _CHECK_EVERY == 0 and time.thread_time() > getattr(mine, "ends_at_s", math.inf):
+            _refuse(f"the model's chat template takes more than {_MAX_RENDER_S:g} s for them; send fewer at once")
+
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self.step()
+        return super().call(context, called, *args, **kwargs)
+
+
+def _bounded_text(template: jinja2.Template, variables: Mapping[str, object]) -> str:
     """Raises InvalidRequest."""
+    sandbox = template.environment
+    assert isinstance(sandbox, _BoundedSandbox)
+    sandbox.begin()
     found, num_chars = [], 0
-    for part in parts:
+    for part in template.generate(variables):
+        sandbox.step()
         num_chars += len(part)
         if num_chars > _MAX_RENDERED_CHARS:
             _refuse(f"the model's chat template makes more than {_MAX_RENDERED_CHARS} characters of them")
@@ -256,9 +291,7 @@ def _read_json_object(path: Path) -> dict[str, object]:
 
 
 def _compile(model_name: str, template: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationMarks]
-    )
+    environment = _BoundedSandbox()
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)

@@ -13,6 +13,7 @@ refused_total > weir_gateway_requests_refused_total: Accepted requests that the 
 rejected_total > weir_gateway_requests_rejected_total: Requests that were never accepted, whatever was wrong.
 rejected_*_total > weir_gateway_rejections_total by error: Requests that were never accepted, by the kind of error.
 refused_*_total > weir_gateway_refusals_total by reason: Requests that the scheduler refused or gave up, by its reason.
+prompts_waiting: Prompts and bodies that are long, and wait for their tenants' turns.
 grammars_waiting: Requests whose grammars are being compiled.
 grammars_compiled_total: Grammars of answers that were compiled.
 grammars_refused_total: Grammars that cannot be used.

@@ -1,0 +1,187 @@
+"""What one tenant notices while another one holds all that it can get of a gateway, or sends it what takes long.
+
+    weir up --limits limits.toml      # with keys of two tenants
+    python -m benchmarks.overload.attack --http http://127.0.0.1:8000 --key KEY --other-key KEY
+
+Prints a line for each attack: what became of it, the longest wait between two responses of the other tenant's streams
+meanwhile (also of a new stream for its first one), its small calls for tokens, how long the longest of these took, and
+how much of all failed.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+import httpx
+
+from weir.client import AsyncWeirClient, GenerateOptions
+from weir.core.errors import WeirError
+
+_MEBIBYTE = 1 << 20
+_NUM_STALLED = 64
+_AT_ONCE = 8
+_SMALL = "word " * 600
+
+
+@dataclass(slots=True)
+class Other:
+    """The tenant that is to be served: streams without an end, and one small call after the other."""
+
+    asked: argparse.Namespace
+    waits_s: list[float] = field(default_factory=list)
+    calls_s: list[float] = field(default_factory=list)
+    num_failed: int = 0
+
+    def begin(self) -> None:
+        self.waits_s, self.calls_s, self.num_failed = [], [], 0
+
+    async def stream(self, number: int) -> None:
+        async with AsyncWeirClient(self.asked.address, api_key=self.asked.other_key) as client:
+            while True:
+                since_s = time.monotonic()
+                try:
+                    options = GenerateOptions(temperature=1, seed=number, max_tokens=256, ignore_eos=True)
+                    async for _ in client.generate(f"Story {number}: once", options):
+                        now_s = time.monotonic()
+                        self.waits_s.append(now_s - since_s)
+                        since_s = now_s
+                except WeirError:
+                    self.num_failed += 1
+                    await asyncio.sleep(0.1)
+
+    async def call(self) -> None:
+        async with (
+            AsyncWeirClient(self.asked.address, api_key=self.asked.other_key) as client,
+            httpx.AsyncClient(base_url=self.asked.http, timeout=60) as http,
+        ):
+            while True:
+                began_s = time.monotonic()
+                try:
+                    await client.tokenize(_SMALL)
+                    headers = {"X-API-Key": self.asked.other_key}
+                    (await http.post("/tokenize", json={"prompt": _SMALL}, headers=headers)).raise_for_status()
+                except (WeirError, httpx.HTTPError):
+                    self.num_failed += 1
+                self.calls_s.append(time.monotonic() - began_s)
+                await asyncio.sleep(0.05)
+
+
+async def _stalled(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
+    """Messages and bodies of which the end never comes."""
+
+    async def message() -> AsyncIterator[bytes]:
+        await asyncio.sleep(3600)
+        yield b""
+
+    async def call(channel: grpc.aio.Channel) -> None:
+        stub: Any = channel.stream_stream("/weir.v1.Inference/Generate")
+        try:
+            async for _ in stub(message(), metadata=(("x-api-key", asked.key),)):
+                pass
+        except grpc.aio.AioRpcError as error:
+            outcomes[error.code().name] += 1
+
+    async def body() -> None:
+        host, _, port = asked.http.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-API-Key: {asked.key}\r\nContent-Length: 4000000\r\n\r\n"
+        try:
+            writer.write(head.encode() + b" " * 3_000_000)
+            outcomes[(await reader.readline()).decode()[9:12]] += 1
+        finally:
+            writer.close()
+
+    async with AsyncExitStack() as stack:
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(asked.address))
+        await asyncio.gather(*[call(channel) for _ in range(_NUM_STALLED)], *[body() for _ in range(_NUM_STALLED)])
+
+
+def _posting(
+    path: str, body: Mapping[str, Any] | bytes
+) -> Callable[[argparse.Namespace, Counter[str]], Awaitable[None]]:
+    """The same body again and again."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    async def post(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
+        async def again(http: httpx.AsyncClient) -> None:
+            while True:
+                headers = {"X-API-Key": asked.key, "Content-Type": "application/json"}
+                try:
+                    outcomes[str((await http.post(path, content=raw, headers=headers)).status_code)] += 1
+                except httpx.HTTPError as error:
+                    outcomes[type(error).__name__] += 1
+
+        async with httpx.AsyncClient(base_url=asked.http, timeout=120) as http:
+            await asyncio.gather(*[again(http) for _ in range(_AT_ONCE)])
+
+    return post
+
+
+async def _nothing(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
+    await asyncio.sleep(3600)
+
+
+_TURN = {"role": "user", "content": "Hi"}
+_ATTACKS: Mapping[str, Callable[[argparse.Namespace, Counter[str]], Awaitable[None]]] = {
+    "nothing": _nothing,
+    "a grammar": _posting("/v1/completions", {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": "a+b"}}),
+    f"{_NUM_STALLED} half-sent messages and as many bodies": _stalled,
+    "prompts of 1 MiB": _posting("/v1/completions", {"prompt": "word " * 200_000}),
+    "conversations of 1 MiB": _posting(
+        "/v1/chat/completions", {"messages": [{**_TURN, "content": "ab " * 300}] * 1024}
+    ),
+    "conversations of 100,000 turns": _posting("/v1/chat/completions", {"messages": [_TURN] * 100_000}),
+    "4 MiB of empty lists": _posting(
+        "/v1/completions", b'{"prompt":"x","y":[' + b"[]," * (4 * _MEBIBYTE // 3) + b"[]]}"
+    ),
+    "4 MiB of token ids": _posting("/v1/completions", b'{"prompt":[' + b"1," * (2 * _MEBIBYTE) + b"1]}"),
+}
+
+
+async def _main(asked: argparse.Namespace) -> None:
+    other = Other(asked)
+    running = [asyncio.create_task(other.stream(number)) for number in range(asked.streams)]
+    running.append(asyncio.create_task(other.call()))
+    await asyncio.sleep(3)
+    print("| attack | what became of it | longest wait of others, ms | small calls | longest, ms | failed |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for name, attack in _ATTACKS.items():
+        outcomes: Counter[str] = Counter()
+        other.begin()
+        attacking = asyncio.ensure_future(attack(asked, outcomes))
+        await asyncio.wait([attacking], timeout=asked.seconds)
+        await asyncio.sleep(max(0.0, asked.seconds / 4))
+        attacking.cancel()
+        await asyncio.gather(attacking, return_exceptions=True)
+        ends = ", ".join(f"{num} of {end}" for end, num in sorted(outcomes.items()))
+        longest_ms, call_ms = 1000 * max(other.waits_s, default=0.0), 1000 * max(other.calls_s, default=0.0)
+        print(
+            f"| {name} | {ends} | {longest_ms:.0f} | {len(other.calls_s)} | {call_ms:.0f} | {other.num_failed} |",
+            flush=True,
+        )
+        await asyncio.sleep(2)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--http", default="http://127.0.0.1:8000", help="the HTTP port")
+    parser.add_argument("--address", default="127.0.0.1:50051", help="the gRPC port")
+    parser.add_argument("--key", required=True, help="of the tenant that attacks")
+    parser.add_argument("--other-key", required=True, help="of the one that is to be served")
+    parser.add_argument("--streams", type=int, default=4, help="of the other")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each attack")
+    asyncio.run(_main(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

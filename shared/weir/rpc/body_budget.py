@@ -1,0 +1,97 @@
+"""Room for the bodies of requests that are being read at the same time, whatever port they come by."""
+
+import asyncio
+from dataclasses import dataclass
+
+from weir.core.errors import Overloaded, QuotaExceeded, WeirError
+from weir.core.shares import Holder, SharedRoom
+from weir.core.turns import TurnQueue
+
+SHARE_BOUND = "tenant_share"
+"""The bound that a QuotaExceeded names where a tenant has its share of what all share."""
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wait:
+    caller: Holder
+    num_bytes: int
+    served: "asyncio.Future[None]"
+
+
+class BodyBudget:
+    """One bound for all of them, and of it a share for each tenant.
+
+    Bytes are taken before a body, or a part of it, is kept, and given back when it was read. Of one event loop.
+    `sure_bytes`: so many a tenant may have whatever others hold, if there is room.
+
+    Where the size is not known before, room is taken for the largest; that is free again in no time for small ones,
+    which is why `take` waits a little for it.
+    """
+
+    def __init__(self, max_bytes: int, *, sure_bytes: int = 0, wait_s: float = 1.0) -> None:
+        self.max_bytes = max_bytes
+        self._wait_s = wait_s
+        self._room = SharedRoom(max_bytes, sure_bytes)
+        self._waiting: TurnQueue[_Wait] = TurnQueue()
+
+    @property
+    def num_bytes(self) -> int:
+        """Taken now."""
+        return self._room.num_taken
+
+    async def take(self, num_bytes: int, caller: Holder) -> None:
+        """Tenants take turns; of one first come, first served. Raises Overloaded when no room comes free in time, and
+        QuotaExceeded where its share is why; then nothing was taken."""
+        wait = _Wait(caller, num_bytes, asyncio.get_running_loop().create_future())
+        self._waiting.add(caller.tenant, wait)
+        self._serve_waiting()
+        if wait.served.done():
+            return
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await wait.served
+        except TimeoutError:
+            error = self._refusal(caller, num_bytes)
+            self._give_up(wait)
+            raise error from None
+        except BaseException:
+            self._give_up(wait)
+            raise
+
+    def give_back(self, num_bytes: int, caller: Holder) -> None:
+        self._room.give_back(caller, num_bytes)
+        self._serve_waiting()
+
+    def _refusal(self, caller: Holder, num_bytes: int) -> WeirError:
+        # What fits, and is within the share, has waited behind what is not, of the same tenant.
+        is_own = not self._room.within_share(caller, num_bytes) or (caller.has_peers and self._room.fits(num_bytes))
+        if not is_own:
+            message = f"bodies of more than {self.max_bytes} bytes are being read at once; try again later"
+            return Overloaded(message, retry_after_s=_RETRY_AFTER_S)
+        message = (
+            f"tenant {caller.tenant}: {self._room.num_of(caller)} bytes are taken for bodies of its requests that are "
+            f"being read, its share of the {self.max_bytes}; try again later"
+        )
+        return QuotaExceeded(message, retry_after_s=_RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
+
+    def _give_up(self, wait: _Wait) -> None:
+        if wait.served.done() and not wait.served.cancelled():  # in the very moment in which the wait ended
+            self._room.give_back(wait.caller, wait.num_bytes)
+        self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
+        while (wait := self._try_next()) is not None:
+            self._waiting.pop(wait.caller.tenant)
+            if not wait.served.cancelled():  # else its task is being ended, and has only not run since
+                self._room.take(wait.caller, wait.num_bytes)
+                wait.served.set_result(None)
+
+    def _try_next(self) -> _Wait | None:
+        """Whose turn it is: nobody goes before one for whom there is no room yet, but before one who has his share."""
+        for _, wait in self._waiting.heads():
+            if wait.served.cancelled():
+                return wait
+            if self._room.within_share(wait.caller, wait.num_bytes):
+                return wait if self._room.fits(wait.num_bytes) else None
+        return None

@@ -1,0 +1,151 @@
+"""Bodies with too much in them are refused before an object is made of any of it."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.gateway.world import World
+
+from weir.core.errors import InvalidRequest
+from weir_gateway.config import GatewayConfig
+from weir_gateway.frontends.bodies import checks
+from weir_gateway.frontends.bodies.checks import try_find_size_problem
+from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody, parse_body
+from weir_gateway.settings import GatewaySettings
+
+MEBIBYTE = 1 << 20
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.sampled_from('a"\\{}[],é\n')),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.sampled_from('b"\\{,')), inner),
+)
+
+
+def counts_of(value: object) -> tuple[int, int, int]:
+    """Containers, texts, and commas between entries."""
+    if isinstance(value, str):
+        return 0, 1, 0
+    if not isinstance(value, list | dict):
+        return 0, 0, 0
+    parts = list(value.values()) if isinstance(value, dict) else value
+    inner = [counts_of(part) for part in parts]
+    num_names = len(value) if isinstance(value, dict) else 0
+    return (
+        1 + sum(one[0] for one in inner),
+        num_names + sum(one[1] for one in inner),
+        max(0, len(parts) - 1) + sum(one[2] for one in inner),
+    )
+
+
+@given(value=JSON, ascii_only=st.booleans(), limits=st.tuples(*[st.integers(0, 8)] * 3))
+def test_what_is_in_texts_does_not_count_and_all_else_does(
+    value: object, ascii_only: bool, limits: tuple[int, int, int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "_SHORT_BYTES", 0)
+        for name, limit in zip(("MAX_CONTAINERS", "MAX_TEXTS", "MAX_VALUES"), limits, strict=True):
+            patch.setattr(checks, name, limit)
+        problem = try_find_size_problem(json.dumps(value, ensure_ascii=ascii_only).encode())
+    is_within = all(number <= limit for number, limit in zip(counts_of(value), limits, strict=True))
+    assert (problem is None) == is_within
+
+
+MANY: Mapping[str, tuple[bytes, str]] = {
+    "objects": (b'{"prompt":"x","y":[' + b"{}," * 100_000 + b"{}]}", "32768 objects and lists"),
+    "lists": (b'{"prompt":"x","y":[' + b"[]," * 100_000 + b"[]]}", "32768 objects and lists"),
+    "texts": (b'{"prompt":[' + b'"",' * 200_000 + b'""]}', "131072 texts"),
+    "names": (json.dumps({"prompt": "x", "y": dict.fromkeys(map(str, range(140_000)), 1)}).encode(), "131072 texts"),
+    "numbers": (b'{"prompt":[' + b"1," * 600_000 + b"1]}", "524288 values"),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_too_many_are_refused_with_the_bound(kind: str) -> None:
+    raw, limit = MANY[kind]
+    with pytest.raises(InvalidRequest, match=rf"^body: has more than {limit}; send less at once$"):
+        parse_body(CompletionBody, raw)
+
+
+def test_texts_full_of_marks_and_long_lists_of_token_ids_are_read() -> None:
+    code = 'if (a["b"]) { c([1, 2], {"d": "\\\\"}); }\n' * 50_000
+    assert parse_body(CompletionBody, json.dumps({"prompt": code}).encode()).prompt == code
+    prompts = [list(range(8192))] * 60
+    assert parse_body(CompletionBody, json.dumps({"prompt": prompts}).encode()).prompt == prompts
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages: has 5000 entries"),
+        ({"messages": [{"role": "nobody"}] * 5000}, "messages"),
+        ({"messages": [], "stop_token_ids": [1] * 5000}, "stop_token_ids: has 5000 entries"),
+        ({"messages": [], "logit_bias": dict.fromkeys(map(str, range(5000)), 1)}, "logit_bias: has over 4096 entries"),
+    ],
+)
+def test_lists_of_a_field_are_bounded_by_the_field(body: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest, match=field) as refused:
+        parse_body(ChatBody, json.dumps(body).encode())
+    assert len(refused.value.violations) <= 16
+
+
+def test_a_body_may_be_so_long_that_every_prompt_that_is_too_long_is_named() -> None:
+    for setting, expected in ((1 << 20, 8 << 20), (2 << 20, 14 << 20), (1 << 30, 64 << 20)):
+        config = GatewayConfig(max_prompt_bytes=setting)
+        assert GatewaySettings.of(config).http.max_body_bytes == expected
+    prompt = "\x01" * (MEBIBYTE + 1)
+    assert len(json.dumps({"prompt": prompt, "max_tokens": 1})) < 8 << 20
+
+
+@pytest.fixture
+async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+        yield client
+
+
+HOSTILE: Mapping[str, tuple[str, bytes]] = {
+    "100,000 turns": (
+        "/v1/chat/completions",
+        json.dumps({"messages": [{"role": "user", "content": "Hi"}] * 100_000}).encode(),
+    ),
+    "4 MiB of empty lists": ("/v1/completions", b'{"prompt":"x","y":[' + b"[]," * (4 * MEBIBYTE // 3) + b"[]]}"),
+    "4 MiB of empty objects": ("/v1/completions", b'{"prompt":[' + b"{}," * (4 * MEBIBYTE // 3) + b"{}]}"),
+    "4 MiB of numbers": ("/tokenize", b'{"prompt":[' + b"1," * (2 * MEBIBYTE) + b"1]}"),
+    "4 MiB of names": (
+        "/v1/completions",
+        json.dumps({"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(400_000)), 1)}).encode(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_a_body_of_small_parts_stalls_nobody(world: World, http: httpx.AsyncClient, kind: str) -> None:
+    path, body = HOSTILE[kind]
+    # by the time of the process, of which other ones take nothing
+    longest_s, last_s, is_over = 0.0, time.process_time(), False
+
+    async def watch() -> None:
+        nonlocal longest_s, last_s
+        while not is_over:
+            await asyncio.sleep(0.001)
+            longest_s, last_s = max(longest_s, time.process_time() - last_s), time.process_time()
+
+    async def send() -> httpx.Response:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.gateway.http_port)
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        return httpx.Response(int(head.split()[1]))
+
+    watching = asyncio.create_task(watch())
+    try:
+        assert (await send()).status_code == 400
+    finally:
+        is_over = True
+        await watching
+    assert longest_s < 0.15, "300 ms and more, were objects made of it"

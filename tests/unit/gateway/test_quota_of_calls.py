@@ -1,0 +1,134 @@
+"""Calls for tokens are taken from their tenant's requests a minute, by an account of the gateway's own."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx
+import pytest
+from tests.unit.gateway.test_access import CLOSED, KEY_A, KEY_B
+from tests.unit.gateway.test_tenants_at_the_frontends import BODY, bearer, write
+from tests.unit.gateway.world import World, open_world
+
+from weir.bus.configuration import AccessRules, TenantAccess
+from weir.bus.messages import Submit
+from weir.bus.queue_report import QuotaLevel
+from weir.client import AsyncWeirClient
+from weir.core.clock import ManualClock
+from weir.core.errors import QuotaExceeded
+from weir_gateway.requests.quota_book import QuotaBook
+
+MESSAGES = [{"role": "user", "content": "x"}]
+CALLS = {
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+    "/v1/messages/count_tokens": {"messages": MESSAGES, "model": "bytes"},
+}
+
+
+def limited(per_min: float) -> AccessRules:
+    """Of tenant a."""
+    tenants = tuple(replace(one, requests_per_min=per_min) if one.name == "a" else one for one in CLOSED.tenants)
+    return replace(CLOSED, tenants=tenants)
+
+
+@asynccontextmanager
+async def gateway(
+    per_min: float = 3,
+) -> AsyncIterator[tuple[World, ManualClock, Callable[..., Awaitable[httpx.Response]]]]:
+    clock = ManualClock(100.0)
+    async with (
+        open_world(rules=limited(per_min), clock=clock) as world,
+        httpx.AsyncClient(base_url=world.http_url) as http,
+    ):
+
+        async def call(path: str = "/tokenize", key: str = KEY_A) -> httpx.Response:
+            return await http.post(path, json=CALLS[path], headers=bearer(key))
+
+        yield world, clock, call
+
+
+@pytest.mark.parametrize("path", CALLS)
+async def test_over_the_quota_a_call_is_refused_before_it_is_read_and_told_when_to_come_back(path: str) -> None:
+    async with gateway() as (world, clock, call):
+        for _ in range(3):
+            assert (await call(path)).status_code == 200
+        refused = await call(path)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "20")
+        assert refused.headers["X-Weir-Bound"] == "requests_per_min"
+        assert "tenant a: over 3 requests a minute, its requests_per_min" in refused.json()["error"]["message"]
+        assert (await call(path, KEY_B)).status_code == 200, "another tenant has no such bound"
+        async with AsyncWeirClient(world.grpc_address, api_key=KEY_A) as client:
+            with pytest.raises(QuotaExceeded, match="tenant a: over 3 requests a minute") as raised:
+                await client.tokenize("x")
+            assert (raised.value.tenant, raised.value.retry_after_s) == ("a", 20.0)
+            clock.advance(20)
+            assert await client.tokenize("x") == [120]
+        assert (await call(path)).status_code == 429
+
+
+async def test_what_is_wrong_with_a_call_costs_nothing() -> None:
+    async with gateway() as (world, _, call):
+        async with httpx.AsyncClient(base_url=world.http_url) as http:
+            for _ in range(5):
+                assert (await http.post("/tokenize", json={}, headers=bearer(KEY_A))).status_code == 400
+        assert (await call()).status_code == 200
+
+
+async def test_requests_count_too() -> None:
+    async with gateway() as (world, _, call), httpx.AsyncClient(base_url=world.http_url) as http:
+        assert (await call()).status_code == 200
+        for _ in range(2):
+            assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
+        assert (await call()).status_code == 429
+        assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200, (
+            "of requests the scheduler decides"
+        )
+
+
+async def test_what_the_scheduler_says_is_left_counts_too() -> None:
+    def left(submit: Submit) -> QuotaLevel:
+        return QuotaLevel(3, 1)
+
+    async with gateway() as (world, clock, call), httpx.AsyncClient(base_url=world.http_url) as http:
+        world.scheduler.quota_of = left
+        assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
+        assert [(await call()).status_code for _ in range(2)] == [200, 429]
+        clock.advance(60)
+        assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
+        world.scheduler.quota_of = lambda _: QuotaLevel(3, 0)  # it was at other gateways too
+        assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
+        refused = await call()
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "20")
+
+
+async def test_a_quota_that_is_changed_holds_at_once() -> None:
+    async with gateway(2) as (world, _, call):
+        assert [(await call()).status_code for _ in range(3)] == [200, 200, 429]
+        await write(world, limited(4))
+        assert [(await call()).status_code for _ in range(3)] == [200, 200, 429]
+        await write(world, limited(0))
+        assert (await call()).status_code == 200
+
+
+async def test_without_keys_the_default_tenant_has_its_own() -> None:
+    rules = replace(CLOSED, tenants=(TenantAccess("default", requests_per_min=1),))
+    async with open_world(rules=rules) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+        assert [(await http.post("/tokenize", json={"prompt": "x"})).status_code for _ in range(2)] == [200, 429]
+
+
+def test_accounts_are_kept_of_those_who_asked_last() -> None:
+    book = QuotaBook(ManualClock())
+    for number in range(1100):
+        book.pay_call(f"t{number}", 1)
+    assert (book.call_wait_s("t0", 1), book.call_wait_s("t1099", 1)) == (0.0, 60.0)
+
+
+def test_less_than_one_a_minute_is_one_in_a_while() -> None:
+    clock = ManualClock()
+    book = QuotaBook(clock)
+    assert book.call_wait_s("a", 0.5) == 0.0
+    book.pay_call("a", 0.5)
+    assert book.call_wait_s("a", 0.5) == pytest.approx(120)
+    book.note("b", QuotaLevel(0.5, 0.0))
+    assert book.call_wait_s("b", 0.5) == pytest.approx(60)

@@ -1,0 +1,130 @@
+"""Long work is done in threads, in which tenants take turns."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+import pytest
+
+from weir_gateway.tenant_threads import TenantThreads
+
+
+class Peer(NamedTuple):
+    tenant: str
+    has_peers: bool = True
+
+
+A, B, C = Peer("a"), Peer("b"), Peer("c")
+ALONE = Peer("a", has_peers=False)
+
+
+class Work:
+    """Goes on until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._may_end = threading.Semaphore(0)
+
+    def named(self, name: str) -> Callable[[], str]:
+        def work() -> str:
+            self.begun.append(name)
+            assert self._may_end.acquire(timeout=10)
+            return name
+
+        return work
+
+    def let_go(self, num: int = 1) -> None:
+        self._may_end.release(num)
+
+    async def until(self, begun: str) -> None:
+        for _ in range(1000):
+            if "".join(self.begun) == begun:
+                return
+            await asyncio.sleep(0.002)
+        pytest.fail(f"begun: {self.begun}, not {begun}")
+
+
+@pytest.fixture
+async def threads() -> AsyncIterator[TenantThreads]:
+    made = TenantThreads(2, "test")
+    yield made
+    made.close()
+
+
+async def test_tenants_take_turns_whoever_came_first() -> None:
+    threads, work = TenantThreads(1, "test"), Work()
+    async with asyncio.TaskGroup() as tasks:
+        for caller, names in ((A, "12345"), (B, "xy"), (C, "z")):
+            for name in names:
+                tasks.create_task(threads.run(caller, work.named(name), is_short=False))
+            await asyncio.sleep(0)
+        for begun in itertools.accumulate("12xz3y45"):
+            await work.until(begun)
+            work.let_go()
+    assert threads.num_waiting == 0
+    threads.close()
+
+
+async def test_a_tenant_with_peers_leaves_one_thread_free(threads: TenantThreads) -> None:
+    work = Work()
+    async with asyncio.TaskGroup() as tasks:
+        for name in "123":
+            tasks.create_task(threads.run(A, work.named(name), is_short=False))
+        await work.until("1")
+        assert await asyncio.wait_for(threads.run(B, lambda: "at once", is_short=False), 1) == "at once"
+        assert work.begun == ["1"]
+        work.let_go(3)
+
+
+async def test_the_only_tenant_has_all_threads(threads: TenantThreads) -> None:
+    work = Work()
+    async with asyncio.TaskGroup() as tasks:
+        for name in "123":
+            tasks.create_task(threads.run(ALONE, work.named(name), is_short=False))
+        await work.until("12")
+        work.let_go(3)
+
+
+async def test_what_is_short_is_done_here_and_now(threads: TenantThreads) -> None:
+    assert await threads.run(A, threading.current_thread, is_short=True) is threading.current_thread()
+    assert await threads.run(A, threading.current_thread, is_short=False) is not threading.current_thread()
+
+
+async def test_what_the_work_raises_is_raised(threads: TenantThreads) -> None:
+    def work() -> None:
+        raise LookupError("no")
+
+    with pytest.raises(LookupError, match="no"):
+        await threads.run(A, work, is_short=False)
+
+
+async def test_one_who_leaves_before_his_turn_costs_nothing_and_one_amid_it_keeps_the_thread(
+    threads: TenantThreads,
+) -> None:
+    work = Work()
+    running, waiting = (asyncio.create_task(threads.run(A, work.named(name), is_short=False)) for name in "12")
+    await work.until("1")
+    assert threads.num_waiting == 1
+    for task in (waiting, running):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert threads.num_waiting == 0
+    third = asyncio.create_task(threads.run(A, work.named("3"), is_short=False))
+    await asyncio.sleep(0.02)
+    assert work.begun == ["1"], "its thread is busy still, and the tenant has one"
+    work.let_go(2)
+    assert await third == "3"
+    assert work.begun == ["1", "3"]
+
+
+async def test_what_waits_at_the_end_is_not_done(threads: TenantThreads) -> None:
+    work = Work()
+    tasks = [asyncio.create_task(threads.run(A, work.named(name), is_short=False)) for name in "12"]
+    await work.until("1")
+    threads.close()
+    work.let_go()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert ends[0] == "1"
+    assert isinstance(ends[1], asyncio.CancelledError)

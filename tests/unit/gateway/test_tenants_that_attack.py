@@ -1,0 +1,188 @@
+"""One tenant holds all that it can get, or sends what takes long; another one is served meanwhile."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+import httpx
+import pytest
+from tests.unit.gateway.fake_model import ByteTokenizer, LineTemplate, byte_model
+from tests.unit.gateway.test_access import CLOSED, KEY_A, KEY_B
+from tests.unit.gateway.test_tenants_at_the_frontends import BODY, bearer, text_of
+from tests.unit.gateway.world import FAST, World, open_world
+
+from weir.client import AsyncWeirClient
+from weir.core.errors import QuotaExceeded
+from weir.rpc.errors import from_rpc_error
+from weir.rpc.port_guard import PortLimits
+from weir_gateway.frontends.openai.schema import parse_body
+
+SOON_S = 1.0
+"""Far below what an attack would have taken, and above what a busy machine adds."""
+GATEWAY: Any = {"rules": CLOSED, "port_limits": PortLimits(max_message_bytes=1 << 20, max_calls=256)}
+
+
+async def answered_s(world: World, http: httpx.AsyncClient) -> float:
+    """How long b waits for an answer by gRPC, one by HTTP, and tokens."""
+    began_s = time.monotonic()
+    async with AsyncWeirClient(world.grpc_address, api_key=KEY_B) as client:
+        assert await text_of(client) == "hello"
+    for path, body in (("/v1/completions", BODY), ("/tokenize", {"prompt": "x" * 3000})):
+        response = await http.post(path, json=body, headers=bearer(KEY_B))
+        assert response.status_code == 200, response.text
+    return time.monotonic() - began_s
+
+
+@asynccontextmanager
+async def half_sent_messages(world: World, num: int) -> AsyncIterator[list["asyncio.Task[None]"]]:
+    """By a, over gRPC."""
+    never = asyncio.Event()
+
+    async def message() -> AsyncIterator[bytes]:
+        await never.wait()
+        yield b""
+
+    async def call(channel: grpc.aio.Channel) -> None:
+        stub: Any = channel.stream_stream("/weir.v1.Inference/Generate")
+        async for _ in stub(message(), metadata=(("x-api-key", KEY_A),)):
+            pass
+
+    async with grpc.aio.insecure_channel(world.grpc_address) as channel:
+        calls = [asyncio.create_task(call(channel)) for _ in range(num)]
+        yield calls
+        for one in calls:
+            one.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+@asynccontextmanager
+async def half_sent_bodies(world: World, num: int, num_bytes: int) -> AsyncIterator[list["asyncio.Task[bytes]"]]:
+    """By a, over HTTP. Of each what is answered, if anything is."""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEY_A}\r\nContent-Length: 4000000\r\n\r\n"
+    writers, answers = [], []
+    for _ in range(num):
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.gateway.http_port)
+        writer.write(head.encode() + b" " * num_bytes)
+        writers.append(writer)
+        answers.append(asyncio.create_task(reader.read(4000)))
+    try:
+        yield answers
+    finally:
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*answers, return_exceptions=True)
+
+
+async def test_messages_and_bodies_that_never_end_keep_no_other_tenant_waiting() -> None:
+    async with (
+        open_world(**GATEWAY, max_bodies_bytes=32 << 20) as world,
+        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        half_sent_messages(world, 64) as calls,
+        half_sent_bodies(world, 64, 500_000) as bodies,
+    ):
+        await world.until(lambda: sum(call.done() for call in calls) > 30, "the share is taken")
+        assert world.bodies.num_bytes > 20 << 20
+        assert max([await answered_s(world, http) for _ in range(3)]) < SOON_S
+        refused = from_rpc_error(next(call for call in calls if call.done()).exception())  # type: ignore[arg-type]
+        assert isinstance(refused, QuotaExceeded)
+        assert refused.tenant == "a"
+        assert "its share of the 33554432; try again later" in refused.message
+        answer = next(body for body in bodies if body.done()).result()
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"x-weir-bound: tenant_share" in answer.lower()
+
+
+async def test_of_the_bodies_that_are_read_at_once_a_tenant_has_its_share() -> None:
+    settings = replace(FAST, http=replace(FAST.http, max_connections=40))
+    async with (
+        open_world(settings, **GATEWAY) as world,
+        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+    ):
+        async with half_sent_bodies(world, 20, 1) as bodies:
+            await world.until(lambda: sum(body.done() for body in bodies) == 4, "16 of 20 are being read")
+            for body in bodies:
+                if body.done():
+                    assert b"tenant a: 16 bodies of its requests are being read, its share of the 20" in body.result()
+            assert await answered_s(world, http) < SOON_S
+        for _ in range(20):  # of those that have gone nothing is left
+            assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
+
+
+class StuckTokenizer(ByteTokenizer):
+    """Comes to no end with what is very long, until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+        self.num_stuck = 0
+
+    def encode(self, text: str, *, add_bos: bool = True, field: str = "prompt") -> list[int]:
+        if len(text) > 100_000:
+            self.num_stuck += 1
+            assert self.may_end.wait(20)
+        return super().encode(text, add_bos=add_bos, field=field)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+async def test_long_prompts_in_a_row_keep_no_other_tenant_waiting(path: str) -> None:
+    tokenizer = StuckTokenizer()
+    long = "x" * 500_000
+    body = {"messages": [{"role": "user", "content": long}]} if "chat" in path else {"prompt": long}
+    async with (
+        open_world(**GATEWAY, model=byte_model(tokenizer, max_context=4096)) as world,
+        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+    ):
+        sent = [asyncio.create_task(http.post(path, json=body, headers=bearer(KEY_A))) for _ in range(6)]
+        await world.until(
+            lambda: tokenizer.num_stuck == 1 and world.gateway.processor.threads.num_waiting == 5, "stuck"
+        )
+        assert await answered_s(world, http) < SOON_S
+        assert tokenizer.num_stuck == 1, "of a tenant one is done at a time"
+        tokenizer.may_end.set()
+        expected = 200 if path == "/tokenize" else 400  # more tokens than a sequence has
+        assert {answer.status_code for answer in await asyncio.gather(*sent)} == {expected}
+
+
+class WatchedTemplate(LineTemplate):
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    def render(self, *args: Any, **kwargs: Any) -> str:
+        self.threads.append(threading.current_thread())
+        return super().render(*args, **kwargs)
+
+
+async def test_long_conversations_are_written_out_and_large_bodies_read_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    template, here = WatchedTemplate(), threading.current_thread()
+    parsed: list[threading.Thread] = []
+    num_held: list[int] = []
+
+    def parse(*args: Any) -> Any:
+        parsed.append(threading.current_thread())
+        num_held.append(world.bodies.num_bytes)
+        return parse_body(*args)
+
+    monkeypatch.setattr("weir_gateway.frontends.http_frontend.parse_body", parse)
+    model = replace(byte_model(max_context=4096), chat_template=template)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    turn = {"role": "user", "content": "hi"}
+    async with open_world(**GATEWAY, model=model) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+        for asked, is_large, is_long in (
+            ({"messages": [turn]}, False, False),
+            ({"messages": [turn] * 65}, False, True),
+            ({"messages": [{**turn, "content": "x" * 2500}]}, False, True),
+            ({"messages": [turn], "tools": [tool]}, False, True),
+            ({"messages": [turn], "user": "x" * 70_000}, True, False),
+        ):
+            body = {**asked, "max_tokens": 1}
+            response = await http.post("/v1/chat/completions", json=body, headers=bearer(KEY_A))
+            assert response.status_code == 200, response.text
+            assert (parsed.pop() is not here, template.threads.pop() is not here) == (is_large, is_long), asked
+            assert num_held.pop() == len(response.request.content), "its bytes count until it is read"
