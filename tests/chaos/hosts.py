@@ -16,7 +16,7 @@ from uuid import uuid4
 import grpc
 
 from weir.bus.server import nats_server_command
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 from weir.testing.stack import DESCRIBE_TIMEOUT_S, START_TIMEOUT_S, wait_until
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 

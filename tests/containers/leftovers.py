@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.containers.engine import Engine, cgroups
 
-from weir.core.ports import is_port_free
+from weir.core.addresses import is_port_free
 
 
 def in_docker(engine: Engine) -> list[str]:

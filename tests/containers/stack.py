@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.containers.engine import Engine
 
-from weir.core.ports import free_port, is_port_free
+from weir.core.addresses import free_port, is_port_free
 
 ROOT = Path(__file__).parents[2]
 _UP_TIMEOUT_S = 900

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 from weir.testing.stack import wait_until
 
 _DEBIAN = Path("/usr/lib/postgresql")

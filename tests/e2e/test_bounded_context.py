@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from weir.client import GenerateOptions, WeirClient
+from weir.core.addresses import free_port
 from weir.core.errors import InvalidRequest
-from weir.core.ports import free_port
 from weir.testing.stack import Stack, wait_until
 
 pytestmark = pytest.mark.stack

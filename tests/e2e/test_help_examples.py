@@ -17,7 +17,7 @@ from tests.e2e.help_files import MODEL, write_files, write_predictor, write_prog
 from tests.guard.help_texts import examples_of_help
 
 from weir.client import GenerateOptions, WeirClient
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 from weir.testing.stack import Stack, wait_until
 
 of_stack = pytest.mark.stack

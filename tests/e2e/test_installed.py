@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 from weir.model.files.catalog import model_cache_dir
 
 pytest.importorskip("hatchling", reason="builds the wheel; `make setup-dev` installs it")

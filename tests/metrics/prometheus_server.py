@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 from weir.testing.stack import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from types import TracebackType
 import httpx
 
 from weir.bus.server import nats_server_command
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 
 _READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0

@@ -1,8 +1,24 @@
-"""Addresses of servers, HOST:PORT or unix:/PATH, and who can reach them."""
+"""Where servers listen: addresses, HOST:PORT or unix:/PATH, with who can reach them; and ports for servers that start
+later, free, and none that the kernel may give an outgoing connection meanwhile."""
 
 import ipaddress
+import random
+import socket
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
 
+LOOPBACK = "127.0.0.1"
 UNIX = "unix:"
+_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST = 10_001  # below are the ports that programs have by custom
+_LAST = 65_535
+_KERNEL_DEFAULT = (32_768, 60_999)
+_MIN_PORTS = 1000  # fewer than these, and two programs want the same too often
+
+
+class NoFreePort(OSError):
+    """All ports that a server may be given are in use."""
 
 
 def is_unix(address: str) -> bool:
@@ -21,3 +37,76 @@ def is_loopback(host: str) -> bool:
         return (mapped or address).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def server_ports(range_file: Path = _RANGE_FILE) -> range:
+    """The ports from 10001 that no outgoing connection is given: those below the kernel's range, or else above it.
+
+    All from 10001 where that range leaves too few; the kernel's default range where `range_file` does not say it.
+    """
+    try:
+        low, high = map(int, range_file.read_text().split())
+    except (OSError, ValueError):
+        low, high = _KERNEL_DEFAULT
+    below, above = range(_LOWEST, low), range(max(high + 1, _LOWEST), _LAST + 1)
+    return next((ports for ports in (below, above) if len(ports) >= _MIN_PORTS), range(_LOWEST, _LAST + 1))
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """Keeps the kernel from giving the port away, until closed. A server can listen there all the same.
+
+    Raises OSError where somebody listens already, or may not.
+    """
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        # As servers do: only so can they listen beside it, and connections that linger in TIME_WAIT do not count.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host.strip("[]"), port))
+    except BaseException:
+        holder.close()
+        raise
+    return holder
+
+
+def is_port_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    try:
+        hold_port(host, port).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_held(host: str, port: int) -> bool:
+    """Also by `hold_port` of another program, whose server would find somebody there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as claim:
+        try:
+            claim.bind((host.strip("[]"), port))  # without SO_REUSEADDR: refused beside any other
+        except OSError:
+            return True
+    return False
+
+
+class PortDealer:
+    """Gives each of `ports` once at most, in an order of chance, if nobody holds it then."""
+
+    def __init__(self, ports: Collection[int], rng: random.Random) -> None:
+        self._left = rng.sample(list(ports), len(ports))
+
+    def deal(self, host: str = LOOPBACK) -> int:
+        """Raises NoFreePort."""
+        while self._left:
+            port = self._left.pop()
+            if not _is_held(host, port):
+                return port
+        raise NoFreePort(f"no port of {host} that this process has not given yet is free")
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port for a server that starts later; another one at every call of this process. Raises NoFreePort."""
+    return _dealer().deal(host)
+
+
+@cache
+def _dealer() -> PortDealer:
+    return PortDealer(server_ports(), random.Random())

@@ -14,12 +14,11 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from weir.core.addresses import UNIX, is_of_this_machine, is_unix
+from weir.core.addresses import LOOPBACK, UNIX, is_of_this_machine, is_unix
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.errors import WeirError
 from weir.core.fields import ByteSize, check_range, choices_of, describe_type, format_size, parse_text, parse_toml
-from weir.core.ports import LOOPBACK
 from weir.model.files.source import DUMMY_PREFIX
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")

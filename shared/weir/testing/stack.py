@@ -17,8 +17,8 @@ from uuid import uuid4
 import grpc
 
 from weir.bus.nats_users import NatsRole
+from weir.core.addresses import free_port
 from weir.core.credentials import key_metadata
-from weir.core.ports import free_port
 from weir.runtime.stack.instances import end_instance
 from weir.runtime.stack.observe import try_observe
 from weir.runtime.stack.paths import InstancePaths

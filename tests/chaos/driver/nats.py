@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from weir.bus.server import nats_server_command
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 
 _RESTART_DELAY_S = 0.25
 _PROBE_TIMEOUT_S = 1.0

@@ -18,8 +18,8 @@ from tests.unit.gateway.fake_model import MAX_CONTEXT
 
 from weir.bus.server import nats_server_command
 from weir.client.workers import WorkersClient
+from weir.core.addresses import free_port
 from weir.core.errors import Unavailable
-from weir.core.ports import free_port
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import layout_of
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from weir.cli.app import app
 from weir.cli.trace import MAX_WIDTH, MIN_WIDTH, waterfall
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 from weir.telemetry.request_record import PhaseShare, RequestEvent, RequestPhase, RequestRecord, RequestSummary
 from weir.testing.load import greedy_request, stream
 

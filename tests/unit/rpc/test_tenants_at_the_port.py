@@ -12,7 +12,7 @@ from tests.unit.rpc.test_port_guard import LIMITS, Port, open_port, until
 from weir.core.errors import Overloaded, QuotaExceeded
 from weir.rpc.server import MAX_METADATA_BYTES
 
-A, B = (("key", "a"),), (("key", "b"),)
+A, B = (("x-api-key", "a"),), (("x-api-key", "b"),)
 MANY = replace(LIMITS, max_calls=64, read_timeout_s=20.0)
 
 

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from weir.core.addresses import LOOPBACK
 from weir.core.errors import Unavailable
-from weir.core.ports import LOOPBACK
 from weir.runtime.metrics_port import MetricsPort, PortBounds
 from weir.telemetry.catalog.histograms import HAND_OFF
 from weir.telemetry.described import Described, HistogramFigure

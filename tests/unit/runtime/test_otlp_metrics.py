@@ -6,7 +6,7 @@ import pytest
 from tests.unit.runtime.services import Service
 from tests.unit.runtime.stacks import wait_until
 
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 from weir.runtime.config import ConfigError, ServiceConfig
 from weir.runtime.otlp_metrics import MetricsExport, metrics_endpoint
 from weir.telemetry.described import Described, HistogramFigure

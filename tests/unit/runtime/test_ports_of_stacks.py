@@ -1,7 +1,7 @@
 import socket
 from pathlib import Path
 
-from weir.core.ports import LOOPBACK, server_ports
+from weir.core.addresses import LOOPBACK, server_ports
 from weir.runtime.stack.instances import hold_nats_port
 from weir.runtime.stack.plan import StackConfig
 

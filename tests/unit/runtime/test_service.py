@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.unit.runtime.services import Service, health, tokenize, wait_alive
 
+from weir.core.addresses import free_port
 from weir.core.errors import InternalError, InvalidRequest, Unavailable
-from weir.core.ports import free_port
 from weir.rpc.errors import from_rpc_error
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2
 from tests.unit.runtime.services import Service, health, tokenize
 from tests.unit.runtime.stacks import wait_until
 
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 from weir.testing.otlp import OtlpReceiver
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

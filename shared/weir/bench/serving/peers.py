@@ -24,7 +24,7 @@ from weir.bench.serving.config import LoadConfig
 from weir.bench.serving.datasets import RandomPrompts
 from weir.bench.serving.figures import summarize
 from weir.bench.serving.load import COLD, in_turns, run_load
-from weir.core.ports import free_port
+from weir.core.addresses import free_port
 
 _SEED_STRIDE = 1000
 _WARM_UP_PROMPTS = 4

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from weir.bus.server import NatsServerMissing
+from weir.core.addresses import LOOPBACK, NoFreePort, free_port, hold_port, server_ports
 from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, WeirError
-from weir.core.ports import LOOPBACK, NoFreePort, free_port, hold_port, server_ports
 from weir.core.process import ProcessIdentity
 from weir.runtime.change_log import HERE, Change, ChangeLog
 from weir.runtime.config import check_instance

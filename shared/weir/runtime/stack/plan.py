@@ -12,11 +12,10 @@ from typing import Literal
 
 from weir.bus.nats_users import NatsRole
 from weir.bus.server import nats_server_command
-from weir.core.addresses import UNIX
+from weir.core.addresses import LOOPBACK, UNIX
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.fields import ByteSize, check_range
-from weir.core.ports import LOOPBACK
 from weir.runtime.config import (
     LOAD_HELP,
     MODEL_HELP,

@@ -14,8 +14,8 @@ from weir.bus.codec import encode
 from weir.bus.in_memory import InMemoryBus, InMemoryHub
 from weir.bus.messages import WorkerRecord
 from weir.bus.subjects import WORKER_TTL_S, Subjects
+from weir.core.addresses import LOOPBACK
 from weir.core.clock import ManualClock
-from weir.core.ports import LOOPBACK
 from weir.rpc.server import make_server
 from weir.runtime.admin import AdminService, Description, Identity
 from weir.wire.v1 import admin_pb2_grpc

@@ -21,7 +21,7 @@ from tests.unit.gateway.world import FAST, World, open_world
 from weir.bus.codec import encode
 from weir.bus.messages import LEADER_KEY, LeaderRecord, WorkerRecord
 from weir.bus.subjects import WORKER_TTL_S, Subjects
-from weir.core.ports import LOOPBACK
+from weir.core.addresses import LOOPBACK
 from weir.rpc.server import make_server
 from weir.runtime.admin import AdminService, Description, Identity
 from weir.telemetry.catalog.histograms import CALL_EDGES, HAND_OFF

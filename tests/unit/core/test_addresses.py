@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.core.ports import LOOPBACK, NoFreePort, PortDealer, free_port, hold_port, is_port_free, server_ports
+from weir.core.addresses import LOOPBACK, NoFreePort, PortDealer, free_port, hold_port, is_port_free, server_ports
 
 _IP_LOCAL_PORT_RANGE = 51  # of Linux 6.3; Python has no name for it
 
