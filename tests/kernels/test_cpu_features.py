@@ -127,9 +127,9 @@ def test_a_process_that_compiles_for_ever_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weir.ops.simd.jit._COMPILING_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("weir.ops.simd.jit.kernel_cache_directory", lambda: tmp_path / "kernels")
+    monkeypatch.setattr("weir.ops.simd.jit.kernel_cache_directory", lambda: tmp_path)
     with compiling_alone():
-        lock = tmp_path / "kernels" / "lock"
+        lock = tmp_path / "lock"
         with pytest.raises(StillLocked, match=f"compiling kernels: another process has held {lock}"), compiling_alone():
             raise AssertionError("two compile")
     with compiling_alone():
