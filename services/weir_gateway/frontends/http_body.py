@@ -78,6 +78,8 @@ class BodyReader:
             try:
                 async with asyncio.timeout(self._settings.body_timeout_s):
                     async for chunk in request.stream():
+                        if not chunk:  # the last one, for which there would be no room where the share is full
+                            continue
                         await self._bodies.take(len(chunk), caller)
                         body += chunk
                         if len(body) > limit:
