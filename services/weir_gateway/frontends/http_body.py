@@ -73,7 +73,7 @@ class BodyReader:
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise too_large
-        body = bytearray()
+        body, num_bytes = bytearray(), 0
         try:
             try:
                 async with asyncio.timeout(self._settings.body_timeout_s):
@@ -82,10 +82,13 @@ class BodyReader:
                             continue
                         await self._bodies.take(len(chunk), caller)
                         body += chunk
-                        if len(body) > limit:
+                        num_bytes += len(chunk)
+                        if num_bytes > limit:
                             raise too_large
             except TimeoutError:
                 raise BadBody(408, f"the body took longer than {self._settings.body_timeout_s:g} s") from None
-            yield bytes(body)
+            raw = bytes(body)
+            body.clear()  # of both one is kept while it waits
+            yield raw
         finally:
-            self._bodies.give_back(len(body), caller)
+            self._bodies.give_back(num_bytes, caller)

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -42,3 +44,32 @@ async def test_a_body_that_is_there_whole_is_read_though_the_share_is_full_now()
         assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"200"
         for num_bytes, caller in held:
             world.bodies.give_back(num_bytes, caller)
+
+
+@asynccontextmanager
+async def busy(world: World) -> AsyncIterator[None]:
+    """The thread that a may have is at something else meanwhile."""
+    may_end, threads = threading.Event(), world.gateway.processor.threads
+    running = asyncio.create_task(threads.run(A, lambda: may_end.wait(20), is_short=False))
+    try:
+        yield
+    finally:
+        may_end.set()
+        await running
+
+
+def large(num_bytes: int) -> bytes:
+    body = json.dumps(BODY).encode().ljust(num_bytes)
+    return f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def test_a_body_that_waits_is_kept_once() -> None:
+    raw = large(6 << 20)
+    async with open_world(**GATEWAY) as world, busy(world):
+        tracemalloc.start()
+        try:
+            async with sent(world, raw) as (reader, _):
+                await world.until(lambda: world.gateway.processor.threads.num_waiting == 1, "it waits")
+                assert tracemalloc.get_traced_memory()[0] < 1.5 * len(raw)
+        finally:
+            tracemalloc.stop()
