@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from weir.core.errors import Unavailable
 from weir.core.shares import Holder
 from weir.core.turns import TurnQueue
 
+_RETRY_AFTER_S = 1.0
 _ResultT = TypeVar("_ResultT")
 
 
@@ -31,6 +33,7 @@ class TenantThreads:
         self._waiting: TurnQueue[_Job] = TurnQueue()
         self._num_running: Counter[str] = Counter()
         """By tenant."""
+        self._is_closed = False
 
     @property
     def num_waiting(self) -> int:
@@ -38,9 +41,11 @@ class TenantThreads:
 
     async def run(self, caller: Holder, work: Callable[[], _ResultT], *, is_short: bool) -> _ResultT:
         """What `work` returns or raises. What is short is done here and now. Once begun it is done to its end, also for
-        one who has left meanwhile."""
+        one who has left meanwhile. Raises Unavailable after the end."""
         if is_short:
             return work()
+        if self._is_closed:
+            raise _closed()
         job = _Job(caller, work, asyncio.get_running_loop().create_future())
         self._waiting.add(caller.tenant, job)
         self._start_next()
@@ -53,8 +58,11 @@ class TenantThreads:
 
     def close(self) -> None:
         """Of what waits nothing is done."""
+        self._is_closed = True
         while (head := next(self._waiting.heads(), None)) is not None:
-            self._waiting.pop(head[0]).done.cancel()
+            waiting = self._waiting.pop(head[0]).done
+            if not waiting.done():
+                waiting.set_exception(_closed())
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _start_next(self) -> None:
@@ -85,3 +93,7 @@ class TenantThreads:
         else:
             job.done.set_result(ran.result())
         self._start_next()
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)

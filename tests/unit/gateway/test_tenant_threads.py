@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from weir.core.errors import Unavailable
 from weir_gateway.tenant_threads import TenantThreads
 
 
@@ -127,4 +128,8 @@ async def test_what_waits_at_the_end_is_not_done(threads: TenantThreads) -> None
     work.let_go()
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert ends[0] == "1"
-    assert isinstance(ends[1], asyncio.CancelledError)
+    assert isinstance(ends[1], Unavailable)
+    with pytest.raises(Unavailable, match="shutting down") as late:
+        await asyncio.wait_for(threads.run(B, work.named("3"), is_short=False), 1)
+    assert late.value.retry_after_s == 1.0
+    assert (threads.num_waiting, work.begun) == (0, ["1"])
