@@ -39,7 +39,7 @@ class StreamSettings:
 
 
 @contextlib.asynccontextmanager
-async def watched(receive: Receive, on_disconnect: Callable[[], None]) -> AsyncIterator[None]:
+async def watched(receive: Receive, on_disconnect: Callable[[], object]) -> AsyncIterator[None]:
     """Calls `on_disconnect` when the client goes away. The request's body must have been read."""
 
     async def watch() -> None:

@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from weir.core.errors import Overloaded, QuotaExceeded
 from weir.core.shares import SharedRoom
 from weir.rpc.body_budget import SHARE_BOUND, BodyBudget
 from weir_gateway.access import Caller
+from weir_gateway.frontends.event_stream import watched
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.tenant_threads import TenantThreads
 
@@ -49,9 +50,27 @@ class BodyReader:
         self._reading.take(caller, 1)
         try:
             async with self._received(request, caller) as raw:
-                return await self._threads.run(caller, lambda: parse(raw), is_short=len(raw) <= MAX_INLINE_BYTES)
+                return parse(raw) if len(raw) <= MAX_INLINE_BYTES else await self._in_turn(request, caller, raw, parse)
         finally:
             self._reading.give_back(caller, 1)
+
+    async def _in_turn(
+        self, request: Request, caller: Caller, raw: bytes, parse: Callable[[bytes], _AskedT]
+    ) -> _AskedT:
+        """It waits as long as it may take to come, and no longer than its client is there."""
+        timeout_s = self._settings.body_timeout_s
+        parsing = asyncio.create_task(self._threads.run(caller, lambda: parse(raw), is_short=False))
+        try:
+            async with watched(request.receive, parsing.cancel):
+                await asyncio.wait([parsing], timeout=timeout_s)
+        finally:
+            parsing.cancel()
+        if parsing.cancelled():
+            raise ClientDisconnect
+        if not parsing.done():
+            message = f"its body has waited {timeout_s:g} s to be read, behind others; try again later"
+            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
+        return parsing.result()
 
     def _check_room(self, caller: Caller) -> None:
         room = self._reading

@@ -6,11 +6,12 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from tests.unit.gateway.test_access import CLOSED, KEY_A
 from tests.unit.gateway.test_tenants_at_the_frontends import BODY
-from tests.unit.gateway.world import World, open_world
+from tests.unit.gateway.world import FAST, World, open_world
 from tests.unit.rpc.test_body_budget import A, B
 
 from weir.rpc.port_guard import PortLimits
@@ -68,8 +69,26 @@ async def test_a_body_that_waits_is_kept_once() -> None:
     async with open_world(**GATEWAY) as world, busy(world):
         tracemalloc.start()
         try:
-            async with sent(world, raw) as (reader, _):
+            async with sent(world, raw):
                 await world.until(lambda: world.gateway.processor.threads.num_waiting == 1, "it waits")
                 assert tracemalloc.get_traced_memory()[0] < 1.5 * len(raw)
         finally:
             tracemalloc.stop()
+
+
+async def test_a_client_that_has_left_keeps_no_turn_and_no_room() -> None:
+    async with open_world(**GATEWAY) as world, busy(world):
+        threads = world.gateway.processor.threads
+        async with sent(world, large(1 << 20)):
+            await world.until(lambda: threads.num_waiting == 1, "it waits")
+            assert world.bodies.num_bytes == 1 << 20
+        await world.until(lambda: (threads.num_waiting, world.bodies.num_bytes) == (0, 0), "it is gone")
+
+
+async def test_a_body_waits_for_its_turn_no_longer_than_for_itself() -> None:
+    settings = replace(FAST, http=replace(FAST.http, body_timeout_s=0.5))
+    async with open_world(settings, **GATEWAY) as world, busy(world), sent(world, large(1 << 20)) as (reader, _):
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 429")
+        assert b"\nretry-after: 1\r" in head.lower()
+        assert (world.gateway.processor.threads.num_waiting, world.bodies.num_bytes) == (0, 0)
