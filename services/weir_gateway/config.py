@@ -17,6 +17,7 @@ from weir.runtime.stack.models import (
 
 _MAX_REQUESTS = 65_536
 _MAX_PROMPTS = 4096  # times 16 answers each: as many ids as a request has
+_LISTED_PROMPT_BYTES = 64 << 10
 _MAX_LOG_MB = 1 << 20
 _MIN_MESSAGE_BYTES = 1 << 16
 _MAX_ADOPTER_WAIT_S = 30  # what it looks at most where no other worker can go on
@@ -201,8 +202,10 @@ class GatewayConfig(ServiceConfig):
 
     @property
     def body_bytes(self) -> int:
-        """Of one HTTP body at most: JSON has up to six bytes for one of a text, so that also here it is named."""
-        return min(6 * self.max_prompt_bytes + (2 << 20), MAX_MESSAGE_BYTES)
+        """Of one HTTP body at most: JSON has up to six bytes for one of a text, so that also here it is named. Of a list
+        of prompts each may have _LISTED_PROMPT_BYTES."""
+        num_bytes = max(6 * self.max_prompt_bytes, self.max_prompts * _LISTED_PROMPT_BYTES) + (2 << 20)
+        return min(num_bytes, MAX_MESSAGE_BYTES, self.max_bodies_bytes)
 
     @property
     def max_calls(self) -> int:

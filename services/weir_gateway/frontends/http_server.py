@@ -37,7 +37,7 @@ class HttpSettings:
     port: int = 0
     max_connections: int = 256
     max_idle_connections: int = 8192
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int = 18 << 20
     head_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
     streams: StreamSettings = field(default_factory=StreamSettings)

@@ -4,13 +4,14 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.gateway.world import World
+from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.core.errors import InvalidRequest
 from weir_gateway.config import GatewayConfig
@@ -61,7 +62,8 @@ MANY: Mapping[str, tuple[bytes, str]] = {
     "lists": (b'{"prompt":"x","y":[' + b"[]," * 100_000 + b"[]]}", "32768 objects and lists"),
     "texts": (b'{"prompt":[' + b'"",' * 200_000 + b'""]}', "131072 texts"),
     "names": (json.dumps({"prompt": "x", "y": dict.fromkeys(map(str, range(140_000)), 1)}).encode(), "131072 texts"),
-    "numbers": (b'{"prompt":[' + b"1," * 600_000 + b"1]}", "524288 values"),
+    "numbers": (b'{"prompt":[' + b"1," * 1_200_000 + b"1]}", "1114112 values"),
+    "long numbers": (b'{"prompt":[' + b"12345678901234567890," * 70_000 + b"1]}", "65536 numbers of 20 digits"),
 }
 
 
@@ -70,6 +72,14 @@ def test_too_many_are_refused_with_the_bound(kind: str) -> None:
     raw, limit = MANY[kind]
     with pytest.raises(InvalidRequest, match=rf"^body: has more than {limit}; send less at once$"):
         parse_body(CompletionBody, raw)
+
+
+def test_a_list_of_as_many_prompts_as_may_be_is_read() -> None:
+    ids = [150_000 + number for number in range(4096)]
+    for prompts in ([ids] * 256, [ids * 256], ["x" * 40_000] * 256):
+        raw = json.dumps({"prompt": prompts, "stop_token_ids": [1] * 32, "logit_bias": {"1": 1, "2": 2}}).encode()
+        assert len(raw) < GatewaySettings.of(GatewayConfig()).http.max_body_bytes
+        assert parse_body(CompletionBody, raw).prompt == prompts
 
 
 def test_texts_full_of_marks_and_long_lists_of_token_ids_are_read() -> None:
@@ -94,12 +104,19 @@ def test_lists_of_a_field_are_bounded_by_the_field(body: dict[str, Any], field: 
     assert len(refused.value.violations) <= 16
 
 
-def test_a_body_may_be_so_long_that_every_prompt_that_is_too_long_is_named() -> None:
-    for setting, expected in ((1 << 20, 8 << 20), (2 << 20, 14 << 20), (1 << 30, 64 << 20)):
-        config = GatewayConfig(max_prompt_bytes=setting)
+def test_a_body_may_be_so_long_that_a_prompt_that_is_too_long_is_named_and_a_list_fits() -> None:
+    for num_bytes, num_prompts, expected in (
+        (1 << 20, 1, 8 << 20),
+        (2 << 20, 1, 14 << 20),
+        (1 << 20, 256, 18 << 20),
+        (1 << 20, 512, 34 << 20),
+        (1 << 30, 256, 64 << 20),
+    ):
+        config = GatewayConfig(max_prompt_bytes=num_bytes, max_prompts=num_prompts)
         assert GatewaySettings.of(config).http.max_body_bytes == expected
     prompt = "\x01" * (MEBIBYTE + 1)
     assert len(json.dumps({"prompt": prompt, "max_tokens": 1})) < 8 << 20
+    assert GatewaySettings.of(GatewayConfig(max_bodies_bytes=10 << 20)).http.max_body_bytes == 10 << 20
 
 
 @pytest.fixture
@@ -149,3 +166,12 @@ async def test_a_body_of_small_parts_stalls_nobody(world: World, http: httpx.Asy
         is_over = True
         await watching
     assert longest_s < 0.15, "300 ms and more, were objects made of it"
+
+
+async def test_a_list_of_long_prompts_of_token_ids_is_answered() -> None:
+    body = {"prompt": [[number % 256 for number in range(2048)]] * 256, "max_tokens": 1, "temperature": 0}
+    settings = replace(FAST, driver=replace(FAST.driver, max_requests=300))
+    async with open_world(settings, max_context=4096) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+        response = await http.post("/v1/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        assert len(response.json()["choices"]) == 256
