@@ -202,8 +202,8 @@ class GatewayConfig(ServiceConfig):
 
     @property
     def body_bytes(self) -> int:
-        """Of one HTTP body at most: JSON has up to six bytes for one of a text, so that also here it is named. Of a list
-        of prompts each may have _LISTED_PROMPT_BYTES."""
+        """Of one HTTP body at most: JSON has up to six bytes for one of a text, so that also here it is named. Of a
+        list of prompts each may have _LISTED_PROMPT_BYTES."""
         num_bytes = max(6 * self.max_prompt_bytes, self.max_prompts * _LISTED_PROMPT_BYTES) + (2 << 20)
         return min(num_bytes, MAX_MESSAGE_BYTES, self.max_bodies_bytes)
 

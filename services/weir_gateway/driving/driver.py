@@ -251,24 +251,26 @@ class Driver:
             await self._start(state, placement)
 
     async def _submit(self, state: RequestState, span: RequestSpan) -> None:
-        """Returns when the request is queued, or granted already: a grant can overtake the reply."""
+        """Returns when the request is queued, or granted already: a grant can overtake the reply. It is paid for once,
+        however often it is submitted again."""
+        is_again = state.is_admitted
         state.submit()
         with span.child("submit") as context:
             asking = asyncio.create_task(self._port.submit(state, context))
             try:
                 either: list[asyncio.Future[Any]] = [asking, state.granted]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if state.granted.done():
-                    return
-                reply: SubmitReply = asking.result()
+                reply: SubmitReply | None = None if state.granted.done() else asking.result()
             finally:
                 await end_tasks([asking])
-        if reply.queued:
+        if reply is not None and reply.queued:
             state.queue()
-        else:
+        elif reply is not None:
             self._port.count_refusal(reply.reason)
             error = refusal_error(state.checked, reply.reason, reply.message, reply.retry_after_ms, reply.bound)
             state.refuse(error)
+        if state.is_admitted and not is_again:
+            self.quotas.pay_request(state.checked.scope.tenant)
 
     async def _wait_for_grant(self, state: RequestState) -> Placement:
         try:

@@ -138,9 +138,7 @@ class SchedulerPort:
         reply = await self._try_ask(self._subjects.submit, message, SubmitReply, context, deadline_s)
         if reply is None:
             raise self.unavailable(state)
-        if reply.queued:
-            self.quotas.pay_request(state.checked.scope.tenant)
-        else:
+        if not reply.queued:
             self.quotas.note(state.checked.scope.tenant, reply.quota)
         return reply
 

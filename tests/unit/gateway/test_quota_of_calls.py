@@ -1,5 +1,6 @@
 """Calls for tokens are taken from their tenant's requests a minute, by an account of the gateway's own."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -7,6 +8,7 @@ from dataclasses import replace
 import httpx
 import pytest
 from tests.unit.gateway.test_access import CLOSED, KEY_A, KEY_B
+from tests.unit.gateway.test_dispatches import grant_in_vain
 from tests.unit.gateway.test_tenants_at_the_frontends import BODY, bearer, write
 from tests.unit.gateway.world import World, open_world
 
@@ -84,6 +86,17 @@ async def test_requests_count_too() -> None:
         assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200, (
             "of requests the scheduler decides"
         )
+
+
+async def test_a_request_that_is_submitted_again_counts_once() -> None:
+    async with gateway() as (world, _, call), httpx.AsyncClient(base_url=world.http_url) as http:
+        assert (await call()).status_code == 200
+        world.scheduler.grants_at_once = False
+        asked = asyncio.create_task(http.post("/v1/completions", json=BODY, headers=bearer(KEY_A)))
+        again = await grant_in_vain(world)
+        assert (await world.scheduler.grant(again)).accepted
+        assert (await asked).status_code == 200
+        assert [(await call()).status_code for _ in range(2)] == [200, 429]
 
 
 async def test_what_the_scheduler_says_is_left_counts_too() -> None:
