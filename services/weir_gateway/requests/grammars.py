@@ -6,6 +6,7 @@ thread that is free. A client waits a bounded time; what is compiled goes on to 
 """
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.models import ServedModel, TextTokenizer
 from weir_gateway.tools.grammar import ToolSchemaError, schemas_of
 
+logger = logging.getLogger(__name__)
+
 _THREADS = 2
 _MAX_WAITING = 64
 """Grammars that are being compiled, or wait for that."""
@@ -34,6 +37,8 @@ _COMPILE_TIMEOUT_S = 0.8
 """After which a client hears that it takes longer. What is compiled then is there when it asks again."""
 _ENGINE_TIMEOUT_S = 30.0
 """For an engine to be made first, of a model that came at this very moment."""
+_PREPARE_TIMEOUT_S = 30.0
+"""For all models that come together."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -58,10 +63,19 @@ class GrammarChecks:
 
     async def prepare(self, models: Sequence[ServedModel]) -> None:
         """Reads their vocabularies, before anybody waits: it holds the interpreter's lock for tenths of a second, so
-        that the first grammar would stall whatever runs. One that is known already costs nothing."""
+        that the first grammar would stall whatever runs. One that is known already costs nothing. Whatever fails, or
+        takes too long, its model is served: who sends a grammar hears of it."""
         loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _PREPARE_TIMEOUT_S
         for model in models:
-            await loop.run_in_executor(self._executor, self._compiler_of(model).prepare)
+            preparing = loop.run_in_executor(self._executor, self._compiler_of(model).prepare)
+            await asyncio.wait([preparing], timeout=max(0.0, deadline_s - loop.time()))
+            if not preparing.done():
+                logger.warning(
+                    "%s: its vocabulary is not ready for grammars after %g s", model.name, _PREPARE_TIMEOUT_S
+                )
+            elif (error := preparing.exception()) is not None:
+                logger.error("%s: its vocabulary cannot be read for grammars", model.name, exc_info=error)
 
     async def check(
         self, client_request: ClientRequest, model: ServedModel, tenant: str, *, again: bool = False

@@ -1,5 +1,6 @@
 """What the first grammar of a model would wait for is done before the gateway says that it is ready."""
 
+import threading
 from typing import Any
 
 import httpx
@@ -7,6 +8,7 @@ import pytest
 from tests.unit.gateway.fake_model import byte_model
 from tests.unit.gateway.world import open_world
 
+from weir.grammar.protocol import GrammarError
 from weir.runtime.stack.models import MAX_MODELS
 from weir_gateway.frontends.http_server import HttpServer
 from weir_gateway.requests import grammars
@@ -51,6 +53,37 @@ async def test_a_model_that_can_have_no_grammars_is_served_without(done: list[st
         refused = await http.post("/v1/completions", json=body)
         assert refused.status_code == 400
         assert "no end-of-text token" in refused.json()["error"]["message"]
+
+
+async def test_a_model_whose_vocabulary_breaks_what_reads_it_is_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(model: ServedModel) -> Any:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(grammars, "_engine_of", fail)
+    async with open_world() as world, httpx.AsyncClient(base_url=world.http_url) as http:
+        assert "bytes: its vocabulary cannot be read for grammars" in caplog.text
+        assert (await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 5})).status_code == 200
+
+
+async def test_a_model_whose_vocabulary_takes_too_long_is_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end = threading.Event()
+
+    def wait(model: ServedModel) -> Any:
+        may_end.wait(20)
+        raise GrammarError("none")
+
+    monkeypatch.setattr(grammars, "_engine_of", wait)
+    monkeypatch.setattr(grammars, "_PREPARE_TIMEOUT_S", 0.1)
+    try:
+        async with open_world() as world, httpx.AsyncClient(base_url=world.http_url) as http:
+            assert "bytes: its vocabulary is not ready for grammars after 0.1 s" in caplog.text
+            assert (await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 5})).status_code == 200
+    finally:
+        may_end.set()
 
 
 async def test_as_many_models_as_a_stack_has_stay_prepared(done: list[str]) -> None:
