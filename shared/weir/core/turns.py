@@ -24,6 +24,11 @@ class TurnQueue(Generic[_ItemT]):
         """Each tenant with its first, in the order of their turns; not to be gone on with after a change."""
         return ((tenant, items[0]) for tenant, items in self._by_tenant.items())
 
+    def try_head(self, tenant: str) -> _ItemT | None:
+        """The tenant's first. None: it has nothing waiting."""
+        items = self._by_tenant.get(tenant)
+        return items[0] if items else None
+
     def pop(self, tenant: str) -> _ItemT:
         """The tenant's first; it is the last then to have another turn."""
         item = self._by_tenant[tenant].popleft()

@@ -43,30 +43,37 @@ class BodyBudget:
     async def take(self, num_bytes: int, caller: Holder) -> None:
         """Tenants take turns; of one first come, first served. Raises Overloaded when no room comes free in time, and
         QuotaExceeded where its share is why; then nothing was taken."""
-        wait = _Wait(caller, num_bytes, asyncio.get_running_loop().create_future())
+        if not self._waiting and self._room.fits(num_bytes) and self._room.within_share(caller, num_bytes):
+            self._room.take(caller, num_bytes)
+            return
+        loop = asyncio.get_running_loop()
+        wait = _Wait(caller, num_bytes, loop.create_future())
         self._waiting.add(caller.tenant, wait)
         self._serve_waiting()
         if wait.served.done():
             return
+        timer = loop.call_later(self._wait_s, self._refuse, wait)
         try:
-            async with asyncio.timeout(self._wait_s):
-                await wait.served
-        except TimeoutError:
-            error = self._refusal(caller, num_bytes)
-            self._give_up(wait)
-            raise error from None
-        except BaseException:
+            await wait.served
+        except asyncio.CancelledError:
             self._give_up(wait)
             raise
+        finally:
+            timer.cancel()
 
     def give_back(self, num_bytes: int, caller: Holder) -> None:
         self._room.give_back(caller, num_bytes)
         self._serve_waiting()
 
-    def _refusal(self, caller: Holder, num_bytes: int) -> WeirError:
-        # What fits, and is within the share, has waited behind what is not, of the same tenant.
-        is_own = not self._room.within_share(caller, num_bytes) or (caller.has_peers and self._room.fits(num_bytes))
-        if not is_own:
+    def _refuse(self, wait: _Wait) -> None:
+        if not wait.served.done():
+            wait.served.set_exception(self._refusal(wait))
+            self._waiting.try_remove(wait.caller.tenant, wait)
+            self._serve_waiting()
+
+    def _refusal(self, wait: _Wait) -> WeirError:
+        caller, head = wait.caller, self._waiting.try_head(wait.caller.tenant) or wait
+        if self._room.within_share(caller, head.num_bytes):
             message = f"bodies of more than {self.max_bytes} bytes are being read at once; try again later"
             return Overloaded(message, retry_after_s=_RETRY_AFTER_S)
         message = (
@@ -76,8 +83,8 @@ class BodyBudget:
         return QuotaExceeded(message, retry_after_s=_RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
 
     def _give_up(self, wait: _Wait) -> None:
-        if wait.served.done() and not wait.served.cancelled():  # in the very moment in which the wait ended
-            self._room.give_back(wait.caller, wait.num_bytes)
+        if wait.served.done() and not wait.served.cancelled() and wait.served.exception() is None:
+            self._room.give_back(wait.caller, wait.num_bytes)  # in the very moment in which the wait ended
         self._serve_waiting()
 
     def _serve_waiting(self) -> None:

@@ -111,12 +111,30 @@ async def test_a_tenant_that_has_peers_leaves_a_part_for_them() -> None:
     assert budget.num_bytes == 76
 
 
-async def test_what_waits_behind_what_is_over_the_share_is_told_so_too() -> None:
+async def test_what_waits_behind_what_is_over_the_share_has_its_turn_when_that_is_refused() -> None:
     budget = BodyBudget(100, wait_s=0.05)
     await budget.take(70, A)
-    for refused in await asyncio.gather(budget.take(20, A), budget.take(1, A), return_exceptions=True):
-        assert isinstance(refused, QuotaExceeded)
-    await budget.take(1, A)
+    first, second = await asyncio.gather(budget.take(20, A), budget.take(1, A), return_exceptions=True)
+    assert isinstance(first, QuotaExceeded)
+    assert (second, budget.num_bytes) == (None, 71)
+
+
+async def test_who_waits_behind_what_is_too_large_of_another_tenant_is_not_told_of_his_share() -> None:
+    budget, waiting = BodyBudget(100, sure_bytes=30, wait_s=0.1), []
+    await budget.take(85, NOBODY)
+    for num_bytes, caller in ((20, A), (5, B), (20, A)):
+        waiting.append(asyncio.create_task(budget.take(num_bytes, caller)))
+        await asyncio.sleep(0.02)
+    for refused in await asyncio.gather(*waiting, return_exceptions=True):
+        assert type(refused) is Overloaded
+
+
+async def test_what_fits_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = BodyBudget(100)
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: pytest.fail("nothing is to be waited for"))
+    for _ in range(2):
+        await budget.take(10, A)
+    assert budget.num_bytes == 20
 
 
 async def test_the_only_tenant_has_all_of_it() -> None:
