@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from weir_gateway.frontends.bodies.checks import try_find_size_problem
+
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 
 _MAX_CUSTOM_ID_CHARS = 512
@@ -68,6 +70,9 @@ def read_lines(parts: Iterable[bytes], endpoint: str, bounds: LineBounds) -> Ite
 
 
 def _read_line(number: int, raw: bytes, endpoint: str) -> BatchLine | BadLine:
+    too_many = try_find_size_problem(raw)
+    if too_many is not None:
+        return _bad(number, "", "invalid_json_line", too_many, None)
     try:
         entry = json.loads(raw)
         return _read_entry(number, entry, endpoint)

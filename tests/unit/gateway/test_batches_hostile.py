@@ -116,6 +116,7 @@ def line(custom_id: str, body: str = "{}") -> bytes:
         (line("deep", '{"a":' * 985 + "1" + "}" * 985), None),
         (line("long number", '{"n": ' + "9" * 5000 + "}"), "invalid_json_line"),
         (b"\xff\xfe\x00", "invalid_json_line"),
+        (line("empty lists", '{"x": [' + "[]," * 100_000 + "[]]}"), "invalid_json_line"),
         (line("large", json.dumps({"x": "y" * (1 << 20)})), "line_too_long"),
     ],
 )
