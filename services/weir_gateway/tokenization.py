@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,6 +22,7 @@ _AnswerT = TypeVar("_AnswerT")
 
 _MAX_INLINE_TOKENS = 512
 _MAX_INLINE_MESSAGES = 64
+_NUMBER_CHARS = 8
 
 
 class PromptTokenizer:
@@ -200,10 +201,30 @@ def plain_text(prompt: Text | Conversation, model: ServedModel) -> str:
 
 
 def _is_short(prompt: Text | Conversation) -> bool:
-    """Whether no thread is worth it. Of tools it is not known before they are written out."""
+    """Whether no thread is worth it."""
     if isinstance(prompt, Text):
         return len(prompt.text) <= MAX_CHARS_AT_ONCE
-    if prompt.tools is not None or len(prompt.messages) > _MAX_INLINE_MESSAGES:
+    if len(prompt.messages) > _MAX_INLINE_MESSAGES:
         return False
-    num_chars = sum(len(one["content"]) + len(one.get("reasoning_content", "")) for one in prompt.messages)
-    return num_chars <= MAX_CHARS_AT_ONCE and not any(one.get("tool_calls") for one in prompt.messages)
+    parts: list[object] = [] if prompt.tools is None else [prompt.tools.definitions]
+    for one in prompt.messages:
+        parts += (one["content"], one.get("reasoning_content"), one.get("tool_calls"))
+    return not _is_longer(parts, MAX_CHARS_AT_ONCE)
+
+
+def _is_longer(value: object, max_chars: int) -> bool:
+    """Than about so many characters of JSON, of which no more are counted."""
+    num_chars, rest = 0, [value]
+    while rest and num_chars <= max_chars:
+        part = rest.pop()
+        if isinstance(part, str):
+            num_chars += len(part)
+        elif isinstance(part, Mapping):
+            num_chars += len(part)
+            rest += (*part.keys(), *part.values()) if num_chars <= max_chars else ()
+        elif isinstance(part, list | tuple):
+            num_chars += len(part)
+            rest += part if num_chars <= max_chars else ()
+        elif part is not None:
+            num_chars += _NUMBER_CHARS
+    return num_chars > max_chars

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.gateway.world import FAST, World, open_world
 
-from weir.core.errors import InvalidRequest
+from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.config import GatewayConfig
 from weir_gateway.frontends.bodies import checks
 from weir_gateway.frontends.bodies.checks import try_find_size_problem
+from weir_gateway.frontends.bodies.function_tools import arguments_of
 from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody, parse_body
 from weir_gateway.settings import GatewaySettings
 
@@ -72,6 +73,21 @@ def test_too_many_are_refused_with_the_bound(kind: str) -> None:
     raw, limit = MANY[kind]
     with pytest.raises(InvalidRequest, match=rf"^body: has more than {limit}; send less at once$"):
         parse_body(CompletionBody, raw)
+
+
+class Unencoded(str):
+    def encode(self, *args: str, **kwargs: str) -> bytes:
+        pytest.fail("it is short enough to see that without")
+
+
+def test_of_short_arguments_no_bytes_are_made_and_long_ones_are_counted() -> None:
+    violations: list[FieldViolation] = []
+    assert arguments_of(Unencoded('{"x": 1}'), "arguments", violations) == {"x": 1}
+    assert violations == []
+    arguments_of('{"x": [' + "[]," * 100_000 + "[]]}", "arguments", violations)
+    assert [(one.field, one.description[:40]) for one in violations] == [
+        ("arguments", "has more than 32768 objects and lists; s")
+    ]
 
 
 def test_a_list_of_as_many_prompts_as_may_be_is_read() -> None:

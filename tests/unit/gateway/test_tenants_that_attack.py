@@ -172,13 +172,28 @@ async def test_long_conversations_are_written_out_and_large_bodies_read_beside_t
     monkeypatch.setattr("weir_gateway.frontends.http_frontend.parse_body", parse)
     model = replace(byte_model(max_context=4096), chat_template=template)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    long_tool = {"type": "function", "function": {"name": "f", "description": "x" * 2500}}
+    of_many = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "required": ["x"] * 2500}},
+    }
     turn = {"role": "user", "content": "hi"}
+
+    def called(text: str) -> tuple[Any, Any]:
+        function = {"name": "f", "arguments": f'{{"x": "{text}"}}'}
+        calls = [{"id": "1", "type": "function", "function": function}]
+        return {"role": "assistant", "tool_calls": calls}, {"role": "tool", "tool_call_id": "1", "content": "done"}
+
     async with open_world(**GATEWAY, model=model) as world, httpx.AsyncClient(base_url=world.http_url) as http:
         for asked, is_large, is_long in (
             ({"messages": [turn]}, False, False),
             ({"messages": [turn] * 65}, False, True),
             ({"messages": [{**turn, "content": "x" * 2500}]}, False, True),
-            ({"messages": [turn], "tools": [tool]}, False, True),
+            ({"messages": [turn], "tools": [tool]}, False, False),
+            ({"messages": [turn, *called("1")]}, False, False),
+            ({"messages": [turn, *called("1" * 2500)]}, False, True),
+            ({"messages": [turn], "tools": [long_tool]}, False, True),
+            ({"messages": [turn], "tools": [of_many]}, False, True),
             ({"messages": [turn], "user": "x" * 70_000}, True, False),
         ):
             body = {**asked, "max_tokens": 1}

@@ -47,6 +47,11 @@ def try_find_size_problem(raw: bytes) -> str | None:
     return _try_find_too_many(outside, num_texts)
 
 
+def try_find_size_problem_of(text: str) -> str | None:
+    """The same of one that is no bytes yet; of a short one none are made."""
+    return None if len(text) <= _SHORT_BYTES else try_find_size_problem(text.encode("utf-8", "surrogatepass"))
+
+
 def _try_find_too_many(outside: bytes, num_texts: int) -> str | None:
     found = (
         (num_texts, MAX_TEXTS, "texts"),

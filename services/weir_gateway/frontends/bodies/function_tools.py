@@ -8,7 +8,7 @@ from typing import Any
 
 from weir.core.errors import FieldViolation
 from weir.core.tools import MAX_TOOLS, Tool
-from weir_gateway.frontends.bodies.checks import shown, try_find_size_problem
+from weir_gateway.frontends.bodies.checks import shown, try_find_size_problem_of
 from weir_gateway.tools.definitions import ToolUse
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -84,7 +84,7 @@ def arguments_of(value: object, field: str, violations: list[FieldViolation]) ->
     """Of a call in an earlier turn: an object, which the APIs of OpenAI have written as a text."""
     found: object = None
     if isinstance(value, str):
-        problem = try_find_size_problem(value.encode("utf-8", "surrogatepass"))
+        problem = try_find_size_problem_of(value)
         if problem is not None:
             violations.append(FieldViolation(field, problem))
             return {}
