@@ -1,6 +1,7 @@
 """Tokens of texts and conversations, and texts of tokens: of requests, and for clients that ask for nothing else."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -23,6 +24,9 @@ _AnswerT = TypeVar("_AnswerT")
 _MAX_INLINE_TOKENS = 512
 _MAX_INLINE_MESSAGES = 64
 _NUMBER_CHARS = 8
+
+
+def _hear_nothing() -> None: ...
 
 
 class PromptTokenizer:
@@ -50,24 +54,36 @@ class PromptTokenizer:
         field: str,
         add_bos: bool,
         answer: Callable[[list[int]], _AnswerT],
+        on_begin: Callable[[], None] = _hear_nothing,
     ) -> _AnswerT:
         """What `answer` makes of the tokens, where they are made: of a long text it is long too. `field` is what the
-        client calls the prompt, for errors."""
+        client calls the prompt, for errors. `on_begin` is called where and when it is worked on first."""
+
+        def write_out() -> str:
+            on_begin()
+            return plain_text(prompt, model)
 
         def work(text: str) -> _AnswerT:
             return answer(model.tokenizer.encode(text, add_bos=add_bos, field=field))
 
         if not _is_short(prompt):
-            return await self._threads.run(caller, lambda: work(plain_text(prompt, model)), is_short=False)
-        text = plain_text(prompt, model)  # of which a template may make more than there was
+            return await self._threads.run(caller, lambda: work(write_out()), is_short=False)
+        text = write_out()  # of which a template may make more than there was
         return await self._threads.run(caller, lambda: work(text), is_short=len(text) <= MAX_CHARS_AT_ONCE)
 
     async def decode(
-        self, token_ids: tuple[int, ...], model: ServedModel, caller: Caller, *, answer: Callable[[str], _AnswerT]
+        self,
+        token_ids: tuple[int, ...],
+        model: ServedModel,
+        caller: Caller,
+        *,
+        answer: Callable[[str], _AnswerT],
+        on_begin: Callable[[], None],
     ) -> _AnswerT:
-        """What `answer` makes of the text, special tokens in it too."""
+        """What `answer` makes of the text, special tokens in it too. `on_begin` as of `encode`."""
 
         def work() -> _AnswerT:
+            on_begin()
             return answer(model.tokenizer.decode(token_ids, skip_special=False))
 
         return await self._threads.run(caller, work, is_short=len(token_ids) <= _MAX_INLINE_TOKENS)
@@ -101,8 +117,11 @@ class DetokenizeRequest:
 
 class Tokenization:
     """For clients that ask for nothing else. Prompts of requests wait for the same threads, so few calls may wait
-    before them, and some of these are left for other tenants. Each is one of the requests that its tenant may have a
-    minute."""
+    before them, and some of these are left for other tenants.
+
+    Each that is worked on is one of the requests that its tenant may have a minute, however it ends: else calls that
+    are made to fail late, or to be given up, would be had for nothing. What is refused before that, or has no turn in
+    its time, costs nothing."""
 
     def __init__(self, models: ModelDirectory, limits: Limits, driver: Driver, tokenizer: PromptTokenizer) -> None:
         self._models = models
@@ -148,7 +167,7 @@ class Tokenization:
         """
         model = self._models.find(request.model, request.names["model"])
         check_plain_prompt(request.prompt, request.names, model, self._limits)
-        async with self._waiting(caller):
+        async with self._waiting(caller) as on_begin:
             return await self._tokenizer.encode(
                 request.prompt,
                 model,
@@ -156,6 +175,7 @@ class Tokenization:
                 field=prompt_field(request.prompt, request.names),
                 add_bos=request.add_special_tokens,
                 answer=lambda token_ids: answer(model, token_ids),
+                on_begin=on_begin,
             )
 
     async def detokenize(
@@ -164,24 +184,28 @@ class Tokenization:
         """What `answer` makes of the text. Raises as `tokenize` does."""
         model = self._models.find(request.model, request.names["model"])
         check_plain_prompt(request.token_ids, request.names, model, self._limits)
-        async with self._waiting(caller):
-            return await self._tokenizer.decode(request.token_ids.ids, model, caller, answer=answer)
+        async with self._waiting(caller) as on_begin:
+            return await self._tokenizer.decode(request.token_ids.ids, model, caller, answer=answer, on_begin=on_begin)
 
     @asynccontextmanager
-    async def _waiting(self, caller: Caller) -> AsyncIterator[None]:
-        """A call takes its room, and not for longer than it may wait."""
+    async def _waiting(self, caller: Caller) -> AsyncIterator[Callable[[], None]]:
+        """A call takes its room, and not for longer than it may wait. It is paid for at once, so that those that wait
+        count, and paid back if it has not begun by its end: what to call then, from whichever thread."""
         self.check_room(caller)
-        self._driver.quotas.pay_call(caller.tenant, caller.requests_per_min)
+        quotas, per_min, begun = self._driver.quotas, caller.requests_per_min, threading.Event()
+        quotas.pay_call(caller.tenant, per_min)
         self._num_calls[caller.tenant] += 1
         try:
             async with asyncio.timeout(self._limits.tokenize_timeout_s):
-                yield
+                yield begun.set
         except TimeoutError:
             message = (
                 f"not done within {self._limits.tokenize_timeout_s:g} s, all that such a call may take; try again later"
             )
             raise DeadlineExceeded(message, retry_after_s=RETRY_AFTER_S) from None
         finally:
+            if not begun.is_set():
+                quotas.give_call_back(caller.tenant, per_min)
             self._num_calls[caller.tenant] -= 1
             if not self._num_calls[caller.tenant]:
                 del self._num_calls[caller.tenant]

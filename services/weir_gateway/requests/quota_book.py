@@ -62,6 +62,11 @@ class QuotaBook:
         if per_min > 0:
             self._account(tenant, per_min).take(1, self._clock.now_s())
 
+    def give_call_back(self, tenant: str, per_min: float) -> None:
+        """One that was paid for, and has not begun."""
+        if per_min > 0:
+            self._account(tenant, per_min).take(-1, self._clock.now_s())
+
     def pay_request(self, tenant: str) -> None:
         """The scheduler has accepted a request of it, and taken it from its own account."""
         if tenant in self._accounts:

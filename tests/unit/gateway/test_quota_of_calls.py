@@ -7,18 +7,22 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from tests.unit.gateway.fake_model import LineTemplate
 from tests.unit.gateway.test_access import CLOSED, KEY_A, KEY_B
 from tests.unit.gateway.test_dispatches import grant_in_vain
+from tests.unit.gateway.test_http_body import busy as thread_taken
 from tests.unit.gateway.test_tenants_at_the_frontends import BODY, bearer, write
-from tests.unit.gateway.world import World, open_world
+from tests.unit.gateway.test_tokenize_calls import LONG, busy
+from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.bus.configuration import AccessRules, TenantAccess
 from weir.bus.messages import Submit
 from weir.bus.queue_report import QuotaLevel
 from weir.client import AsyncWeirClient
 from weir.core.clock import ManualClock
-from weir.core.errors import QuotaExceeded
+from weir.core.errors import FieldViolation, InvalidRequest, QuotaExceeded
 from weir_gateway.requests.quota_book import QuotaBook
+from weir_gateway.requests.validation import Limits
 
 MESSAGES = [{"role": "user", "content": "x"}]
 CALLS = {
@@ -26,6 +30,7 @@ CALLS = {
     "/detokenize": {"tokens": [1]},
     "/v1/messages/count_tokens": {"messages": MESSAGES, "model": "bytes"},
 }
+LONG_CALLS = {"/tokenize": LONG, "/detokenize": {"tokens": [1] * 600}}
 
 
 def limited(per_min: float) -> AccessRules:
@@ -75,6 +80,54 @@ async def test_what_is_wrong_with_a_call_costs_nothing() -> None:
             for _ in range(5):
                 assert (await http.post("/tokenize", json={}, headers=bearer(KEY_A))).status_code == 400
         assert (await call()).status_code == 200
+
+
+async def test_a_call_that_its_template_refuses_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> str:
+        raise InvalidRequest([FieldViolation("messages", "are not what it takes")])
+
+    async with gateway() as (_, _, call):
+        with monkeypatch.context() as patch:
+            patch.setattr(LineTemplate, "render", refuse)
+            assert (await call("/v1/messages/count_tokens")).status_code == 400
+        assert [(await call()).status_code for _ in range(3)] == [200, 200, 429]
+
+
+@asynccontextmanager
+async def short_of_time() -> AsyncIterator[tuple[World, Callable[..., Awaitable[httpx.Response]]]]:
+    """One call for tokens a minute, for which a tenth of a second is all."""
+    settings, clock = replace(FAST, limits=Limits(tokenize_timeout_s=0.1)), ManualClock(100.0)
+    async with (
+        open_world(settings, rules=limited(1), clock=clock, max_context=1024) as world,
+        httpx.AsyncClient(base_url=world.http_url, headers=bearer(KEY_A)) as http,
+    ):
+        yield world, lambda path="/tokenize": http.post(path, json=LONG_CALLS[path])
+
+
+@pytest.mark.parametrize("path", LONG_CALLS)
+async def test_a_call_that_had_no_turn_in_its_time_costs_nothing(path: str) -> None:
+    async with short_of_time() as (world, call):
+        async with thread_taken(world):
+            for _ in range(2):
+                assert (await call(path)).status_code == 504
+        assert [(await call(path)).status_code for _ in range(2)] == [200, 429]
+
+
+async def test_a_call_that_was_worked_on_counts_though_it_took_too_long() -> None:
+    async with short_of_time() as (world, call):
+        with busy(world):
+            assert (await call()).status_code == 504
+        assert (await call()).status_code == 429
+
+
+async def test_calls_that_wait_count() -> None:
+    async with gateway() as (world, _, call), httpx.AsyncClient(base_url=world.http_url) as http:
+        async with thread_taken(world):
+            waiting = [asyncio.create_task(http.post("/tokenize", json=LONG, headers=bearer(KEY_A))) for _ in range(3)]
+            await world.until(lambda: world.gateway.processor.threads.num_waiting == 3, "they wait")
+            assert (await call()).status_code == 429
+        assert [one.status_code for one in await asyncio.gather(*waiting)] == [200] * 3
+        assert (await call()).status_code == 429
 
 
 async def test_requests_count_too() -> None:
