@@ -33,7 +33,7 @@ class Caller:
     caps: RequestCaps = NO_CAPS
     lane_caps: Mapping[str, RequestCaps] = field(default_factory=dict)
     has_peers: bool = False
-    """Whether other tenants may call too: then something is left for them of whatever all share."""
+    """Whether another tenant has a key too: then something is left for it of whatever all share."""
     requests_per_min: float = 0.0
     """0.0: not bounded."""
 

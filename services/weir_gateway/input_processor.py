@@ -18,7 +18,7 @@ from weir_gateway.driving.open_request import OpenRequest, choice_of, request_id
 from weir_gateway.driving.output_pace import OutputPace
 from weir_gateway.driving.request_span import RequestLife, RequestSpan, RequestSpans
 from weir_gateway.entry.entry import Entry
-from weir_gateway.entry.queue_view import QueueKey, Ticket
+from weir_gateway.entry.queue_view import Ticket
 from weir_gateway.keys.keyed_requests import Accepted, KeyedRequests
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.requests.cap_checks import check_caps
@@ -216,7 +216,7 @@ class InputProcessor:
             lane = self.access.scope_of(caller, names, options.lane, client_request.priority, "").lane
             model = self.models.find(options.model, names["model"]).name
         try:
-            return self._entry.admit(QueueKey(model, lane, caller.tenant), self._num_choices(client_request))
+            return self._entry.admit(caller, model, lane, self._num_choices(client_request))
         except WeirError as error:
             self._metrics.count_rejection(error)
             raise

@@ -40,13 +40,13 @@ class Entry:
     def check_caller(self, caller: Caller, models: Iterable[str]) -> None:
         """Before anything is read. Raises Overloaded, or QuotaExceeded, where no request of the caller is let in,
         whichever of `models` it is for."""
-        verdict = self._gate.try_refuse_any(caller.tenant, models, caller.lanes, self._clock.now_s())
+        verdict = self._gate.try_refuse_any(caller, models, caller.lanes, self._clock.now_s())
         self._check(verdict, caller.tenant)
 
-    def admit(self, key: QueueKey, num: int) -> Ticket:
+    def admit(self, caller: Caller, model: str, lane: str, num: int) -> Ticket:
         """To be given back by `leave`. Raises Overloaded, or QuotaExceeded, with the time to try again."""
-        self._check(self._gate.try_refuse(key, num, self._clock.now_s()), key.tenant)
-        return self._gate.enter(key, num)
+        self._check(self._gate.try_refuse(caller, model, lane, num, self._clock.now_s()), caller.tenant)
+        return self._gate.enter(QueueKey(model, lane, caller.tenant), num)
 
     async def turn(self) -> None:
         """Returns when the next request that was admitted may begin."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from weir.bus.queue_report import QueueReport
-from weir.core.shares import has_share
+from weir.core.shares import Holder, has_share
 from weir_gateway.entry.queue_view import Ahead, QueueKey, QueueView, Ticket
 
 _FULL_PART = 0.8
@@ -61,20 +61,20 @@ class EntryGate:
     def report_age_s(self, now_s: float) -> float:
         return self._view.age_s(now_s)
 
-    def try_refuse(self, key: QueueKey, num: int, now_s: float) -> EntryRefusal | None:
+    def try_refuse(self, caller: Holder, model: str, lane: str, num: int, now_s: float) -> EntryRefusal | None:
         """None: `num` requests more are let in, if they come."""
-        return self._try_refuse_for_room(key.tenant, num, now_s) or self._try_refuse_for_queue(key, now_s)
+        return self._try_refuse_for_room(caller, num, now_s) or self._try_refuse_for_queue(caller, model, lane, now_s)
 
     def try_refuse_any(
-        self, tenant: str, models: Iterable[str], lanes: Iterable[str], now_s: float
+        self, caller: Holder, models: Iterable[str], lanes: Iterable[str], now_s: float
     ) -> EntryRefusal | None:
         """Of a request that is not read yet, for one of these models in one of these lanes. None: there may be one of
-        this tenant that is let in."""
-        verdict = self._try_refuse_for_room(tenant, 1, now_s)
+        this caller that is let in."""
+        verdict = self._try_refuse_for_room(caller, 1, now_s)
         if verdict is not None:
             return verdict
-        keys = [QueueKey(model, lane, tenant) for model, lane in itertools.product(models, lanes)]
-        verdicts = [self._try_refuse_for_queue(key, now_s) for key in keys]
+        keys = list(itertools.product(models, lanes))
+        verdicts = [self._try_refuse_for_queue(caller, model, lane, now_s) for model, lane in keys]
         found = [one for one in verdicts if one is not None]
         return min(found, key=lambda one: one.retry_after_s) if found and len(found) == len(keys) else None
 
@@ -93,20 +93,21 @@ class EntryGate:
             del self._num_held[ticket.key.tenant]
         self._ended_at_s.append(now_s)
 
-    def _try_refuse_for_room(self, tenant: str, num: int, now_s: float) -> EntryRefusal | None:
-        num_held, num_own = self.num_held, self._num_held[tenant]
+    def _try_refuse_for_room(self, caller: Holder, num: int, now_s: float) -> EntryRefusal | None:
+        num_held, num_own = self.num_held, self._num_held[caller.tenant]
         if num_held + num > self._max_requests:
             message = f"{num_held} requests are in flight, at most {self._max_requests}; try again later"
             return EntryRefusal("gateway_full", message, self._spread(self._ends_s(num_held, now_s)))
-        if self._view.has_peers and not has_share(num_own, num, self._max_requests - num_held, _ALWAYS):
+        if caller.has_peers and not has_share(num_own, num, self._max_requests - num_held, _ALWAYS):
             message = (
-                f"tenant {tenant}: {num_own} of its requests are in flight here, which is its share of the "
+                f"tenant {caller.tenant}: {num_own} of its requests are in flight here, which is its share of the "
                 f"{self._max_requests} that this gateway takes; try again later"
             )
             return EntryRefusal("tenant_share", message, self._spread(self._ends_s(num_own, now_s)))
         return None
 
-    def _try_refuse_for_queue(self, key: QueueKey, now_s: float) -> EntryRefusal | None:
+    def _try_refuse_for_queue(self, caller: Holder, model: str, lane_name: str, now_s: float) -> EntryRefusal | None:
+        key = QueueKey(model, lane_name, caller.tenant)
         ahead = self._view.try_ahead(key, now_s)
         if ahead is None:
             return None
@@ -114,7 +115,7 @@ class EntryGate:
         if ahead.num_in_lane >= lane.max_queued:
             return EntryRefusal("lane_full", f"lane {lane.lane} is full: {ahead.num_in_lane} requests wait", retry_s)
         num_left = lane.max_queued - ahead.num_in_lane
-        if self._view.has_peers and not has_share(ahead.num_own, 1, num_left, _ALWAYS):
+        if caller.has_peers and not has_share(ahead.num_own, 1, num_left, _ALWAYS):
             message = f"tenant {key.tenant}: {ahead.num_own} requests wait in lane {lane.lane}, its share of it"
             return EntryRefusal("tenant_share", message, retry_s)
         bound = self._view.try_bound(key.tenant, now_s)

@@ -61,8 +61,6 @@ class QueueView:
         """tenant -> how many wait and may wait, of those that have a bound."""
         self._unreported: dict[Ticket, None] = {}
         self._num_unreported: Counter[QueueKey] = Counter()
-        self.has_peers = False
-        """Whether there is more than one tenant."""
 
     def update(self, report: QueueReport, now_s: float) -> bool:
         """False: it is of a scheduler that was replaced."""
@@ -72,7 +70,6 @@ class QueueView:
         self._reported_at_s = now_s
         self._lanes = {(lane.model, lane.lane): lane for lane in report.lanes}
         self._bounds = {tenant.tenant: (tenant.num_queued, tenant.max_queued) for tenant in report.tenants}
-        self.has_peers = report.has_peers
         for ticket in [ticket for ticket in self._unreported if ticket.was_submitted]:
             self.leave(ticket)
         for ticket in self._unreported:

@@ -55,5 +55,3 @@ class QueueReport:
     lanes: tuple[LaneReport, ...] = ()
     tenants: tuple[TenantQueue, ...] = ()
     """Those that have a bound of their own, with what waits in all lanes."""
-    has_peers: bool = False
-    """Whether there is more than one tenant."""

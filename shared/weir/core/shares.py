@@ -15,7 +15,7 @@ class Holder(Protocol):
 
     @property
     def has_peers(self) -> bool:
-        """Whether there are other tenants, for whom something has to be left."""
+        """Whether another tenant has a key too, so that something has to be left for it."""
         ...
 
 

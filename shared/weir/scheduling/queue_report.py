@@ -24,7 +24,7 @@ def queue_report(epoch: int, requests: RequestTable, limits: CoreLimits, rates: 
         if num_queued and limits.tenant(name).max_queued
     ]
     lanes = _lane_reports(requests, limits, rates.paces(now_s), now_s)
-    return QueueReport(epoch, lanes, _largest(bounded, _MAX_TENANTS), has_peers=len(limits.tenants_by_name) > 1)
+    return QueueReport(epoch, lanes, _largest(bounded, _MAX_TENANTS))
 
 
 def _lane_reports(

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from tests.unit.gateway.fake_scheduler import INSTANCE
+from tests.unit.gateway.fake_scheduler import INSTANCE, OPEN_RULES
+from tests.unit.gateway.test_access import CLOSED, KEY_A
+from tests.unit.gateway.test_tenants_at_the_frontends import bearer, write
 from tests.unit.gateway.world import FAST, World, open_world
 
+from weir.bus.configuration import TenantAccess
 from weir.bus.queue_report import LaneReport, QueueReport, TenantQueue
 from weir.bus.subjects import Subjects
 from weir.client.gateway import AsyncWeirClient
@@ -48,6 +51,18 @@ async def test_by_http_a_request_that_would_wait_too_long_is_429_with_retry_afte
     assert "with 500 requests before it, it would wait for about 50 s" in response.json()["error"]["message"]
     assert (world.scheduler.submits, world.tokenizer.num_encoded) == ([], tokenized)
     assert (world.metric("entry_refused_total"), world.metric("rejected_overloaded_total")) == (1, 1)
+
+
+async def test_the_share_of_a_tenant_counts_where_another_one_has_a_key_and_nowhere_else(world: World) -> None:
+    filled = replace(LANE, num_queued=7500, num_queued_of_all_models=7500, s_per_request=0.0)
+    unnamed = replace(OPEN_RULES, tenants=(TenantAccess("a"), TenantAccess("b"), TenantAccess("default")))
+    async with httpx.AsyncClient(base_url=world.http_url, headers=bearer(KEY_A)) as http:
+        for rules, tenant, status in ((unnamed, "default", 200), (CLOSED, "a", 429)):
+            await write(world, rules)
+            await report(world, replace(filled, tenants=(TenantQueue(tenant, 7500),)))
+            answer = await http.post("/v1/completions", json={**BODY, "stream": False})
+            assert answer.status_code == status
+    assert answer.json()["error"]["message"] == "tenant a: 7500 requests wait in lane standard, its share of it"
 
 
 async def test_by_grpc_it_is_resource_exhausted_with_retry_info(world: World) -> None:

@@ -36,7 +36,6 @@ def test_a_lane_is_reported_with_what_waits_whose_it_is_and_its_bounds() -> None
     assert (low.max_queued, low.max_wait_s, low.s_per_request) == (100, 60.0, 0.0)
     assert low.tenants == (TenantQueue("a", 2), TenantQueue("b", 1))
     assert report.tenants == (TenantQueue("a", 2, 3),)
-    assert report.has_peers
 
 
 def test_how_fast_a_lane_goes_is_known_after_some_ended_while_others_waited_and_remembered() -> None:
