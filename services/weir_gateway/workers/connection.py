@@ -12,11 +12,10 @@ from typing import NamedTuple, Protocol
 import grpc
 import grpc.aio
 
-from weir.core.addresses import UNIX, is_unix
 from weir.core.clock import Backoff, Clock
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
-from weir.rpc.channel import make_channel
+from weir.rpc.channel import Dialer
 from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
 from weir_gateway.workers.cancels import UnconfirmedCancels
@@ -85,6 +84,7 @@ class WorkerConnection:
         self,
         endpoint: WorkerEndpoint,
         gateway_id: str,
+        dialer: Dialer,
         settings: ConnectionSettings,
         clock: Clock,
         counts: Counter[str],
@@ -93,6 +93,7 @@ class WorkerConnection:
     ) -> None:
         self.worker_id, self._address = endpoint
         self._gateway_id = gateway_id
+        self._dialer = dialer
         self._settings = settings
         self._clock = clock
         self._counts = counts
@@ -182,7 +183,7 @@ class WorkerConnection:
                 logger.info("stream to %s broke: %s", self.worker_id, reason)
             if not self._subscribers and not self._cancels:
                 return f"worker {self.worker_id} is not connected"
-            if await _is_refused(self._address, settings.connect_timeout_s):
+            if await self._dialer.is_refused(self._address, settings.connect_timeout_s):
                 return f"worker {self.worker_id} is lost: nobody listens at {self._address}"
             delay_s = backoff.next_delay_s()
             if now_s + delay_s >= lost_at_s or num_short > settings.max_short_streams:
@@ -192,7 +193,7 @@ class WorkerConnection:
     async def _run_session(self) -> None:
         """From Hello to the end of the stream. Raises _BrokenStream or _WorkerReplaced, never returns."""
         async with contextlib.AsyncExitStack() as stack:
-            channel = await stack.enter_async_context(make_channel(self._address))
+            channel = await stack.enter_async_context(self._dialer.open(self._address))
             stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
             try:
                 stream = stub.Serve()
@@ -298,20 +299,3 @@ class WorkerConnection:
         for subscriber in subscribers.values():
             subscriber.on_connection_lost(self.worker_id, message)
         self._cancels.lose_worker()
-
-
-async def _is_refused(address: str, timeout_s: float) -> bool:
-    """Whether nobody listens there, as a connection shows that is opened for nothing else."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            if is_unix(address):
-                _, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
-            else:
-                host, _, port = address.rpartition(":")
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except (ConnectionRefusedError, FileNotFoundError):
-        return True
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return False

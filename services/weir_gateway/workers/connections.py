@@ -7,6 +7,7 @@ from functools import partial
 
 from weir.core.clock import Clock
 from weir.core.life import Attempt
+from weir.rpc.channel import Dialer
 from weir_gateway.workers.cancels import UnconfirmedCancels
 from weir_gateway.workers.connection import ConnectionSettings, WorkerConnection, WorkerEndpoint
 
@@ -21,6 +22,7 @@ class WorkerConnections:
     def __init__(
         self,
         gateway_id: str,
+        dialer: Dialer,
         settings: ConnectionSettings,
         clock: Clock,
         peers_of: Callable[[str], list[WorkerEndpoint]],
@@ -29,6 +31,7 @@ class WorkerConnections:
         """`peers_of`: who may have got the sequences of a worker. `is_wanted`: whether this attempt at a request runs
         for this gateway, wherever."""
         self._gateway_id = gateway_id
+        self._dialer = dialer
         self._settings = settings
         self._clock = clock
         self._peers_of = peers_of
@@ -44,7 +47,14 @@ class WorkerConnections:
         if worker_id not in self._connections:
             cancels = self._cancels_at(worker_id)
             self._connections[worker_id] = WorkerConnection(
-                endpoint, self._gateway_id, self._settings, self._clock, self._counts, cancels, self._forget
+                endpoint,
+                self._gateway_id,
+                self._dialer,
+                self._settings,
+                self._clock,
+                self._counts,
+                cancels,
+                self._forget,
             )
         return self._connections[worker_id]
 

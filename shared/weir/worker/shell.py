@@ -134,10 +134,11 @@ class WorkerShell:
         make_arena: Callable[[Callable[[HandedOff], None]], Arena],
         load_model: Callable[[ArenaMemory], LoadedModel],
         connect_bus: Callable[[], Awaitable[Bus]],
+        clock: Clock | None = None,
     ) -> None:
         """Made in the event loop. `load_model` runs in a thread of its own and may take seconds. `connect_bus` raises
         BusError; the bus is closed by `stop`."""
-        clock = SystemClock()
+        clock = clock or SystemClock()
         self._context: ServiceContext[Any] = context
         self._config: WorkerConfig = context.config
         self._model = model

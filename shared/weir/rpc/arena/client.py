@@ -20,7 +20,7 @@ from weir.kv.memory.device import ArenaMemory
 from weir.kv.memory.server import OpenMemory
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.rpc.arena.lease_stream import Holdings, LeaseStream
-from weir.rpc.channel import make_channel
+from weir.rpc.channel import Dialer, PlainDialer
 from weir.rpc.conversions import attempt_to_pb
 from weir.rpc.errors import from_rpc_error
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
@@ -58,6 +58,7 @@ class ArenaClient:
         model_digest: str,
         on_handed_off: Callable[[HandedOff], None],
         open_memory: OpenMemory | None = None,
+        dialer: Dialer | None = None,
     ) -> None:
         """`on_handed_off` is called in the event loop, once for each sequence that comes to this lease.
 
@@ -66,7 +67,7 @@ class ArenaClient:
         registration = arena_pb2.Register(
             worker_id=worker_id, role=role, page_bytes=page_bytes, model_digest=model_digest
         )
-        self._channel = make_channel(f"unix:{socket_path}")
+        self._channel = (dialer or PlainDialer()).open(f"unix:{socket_path}")
         self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
         self._holdings = Holdings()
         self._sealing: set[asyncio.Future[None]] = set()
