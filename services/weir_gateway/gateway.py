@@ -44,6 +44,7 @@ from weir_gateway.recent.store import RecentRequests
 from weir_gateway.requests.model_follower import PrepareModels, open_requests
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.settings import GatewaySettings
+from weir_gateway.workers.connection import Dialing
 from weir_gateway.workers.connections import WorkerConnections
 from weir_gateway.workers.decode_workers import DecodeWorkers
 
@@ -102,9 +103,7 @@ class Gateway:
         self._port = SchedulerPort(self._endpoint, self._subjects, self._gateway_id, settings.port, clock)
         self._decode_workers = DecodeWorkers(clock)
         self._connections = WorkerConnections(
-            self._gateway_id,
-            process.dialer,
-            settings.connections,
+            Dialing(self._gateway_id, process.dialer, settings.connections),
             clock,
             peers_of=self._decode_workers.peers_of,
             is_wanted=self._is_wanted,

@@ -55,6 +55,14 @@ class WorkerEndpoint(NamedTuple):
     address: str
 
 
+class Dialing(NamedTuple):
+    """As whom a gateway connects, how, and with which waits."""
+
+    gateway_id: str
+    dialer: Dialer
+    settings: ConnectionSettings
+
+
 class UpdateSubscriber(Protocol):
     """A request that runs on the connection's worker. Called from the event loop; must not block."""
 
@@ -83,18 +91,14 @@ class WorkerConnection:
     def __init__(
         self,
         endpoint: WorkerEndpoint,
-        gateway_id: str,
-        dialer: Dialer,
-        settings: ConnectionSettings,
+        dialing: Dialing,
         clock: Clock,
         counts: Counter[str],
         cancels: UnconfirmedCancels,
         on_closed: Callable[["WorkerConnection"], None],
     ) -> None:
         self.worker_id, self._address = endpoint
-        self._gateway_id = gateway_id
-        self._dialer = dialer
-        self._settings = settings
+        self._gateway_id, self._dialer, self._settings = dialing
         self._clock = clock
         self._counts = counts
         self._cancels = cancels
@@ -102,7 +106,7 @@ class WorkerConnection:
         self._subscribers: dict[str, UpdateSubscriber] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()  # request ids, the latest last
         self._unasked: OrderedDict[str, float] = OrderedDict()  # since when it sends what nobody is subscribed to
-        self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(settings.max_queued_commands)
+        self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(self._settings.max_queued_commands)
         self._connected = asyncio.Event()
         self._overflow = asyncio.Event()
         # An empty context: the connection is not part of the trace of the request that happened to open it.
