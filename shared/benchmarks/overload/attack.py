@@ -3,13 +3,15 @@
     weir up --limits limits.toml      # with keys of two tenants
     python -m benchmarks.overload.attack --http http://127.0.0.1:8000 --key KEY --other-key KEY
 
-Prints a line for each attack: what became of it, the longest wait between two responses of the other tenant's streams
-meanwhile (also of a new stream for its first one), its small calls for tokens, how long the longest of these took, and
-how much of all failed.
+Prints a line for each attack, of all rounds: what became of it; of the other tenant meanwhile the time to the first
+token of short requests at a steady rate (p99 also as a ratio to that without an attack, in the same rounds), the
+longest wait between two responses of its streams (also of a new stream for its first one), the longest of its small
+calls for tokens; all in milliseconds; and how many failed.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import time
 from collections import Counter
@@ -21,6 +23,7 @@ from typing import Any
 import grpc.aio
 import httpx
 
+from weir.bench.serving.figures import percentile
 from weir.client import AsyncWeirClient, GenerateOptions
 from weir.core.errors import WeirError
 
@@ -31,16 +34,48 @@ _SMALL = "word " * 600
 
 
 @dataclass(slots=True)
-class Other:
-    """The tenant that is to be served: streams without an end, and one small call after the other."""
+class Seen:
+    """By the tenant that is to be served: until each first token of its short requests, between two responses of its
+    streams, and for each small call."""
 
-    asked: argparse.Namespace
+    ttfts_s: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
     calls_s: list[float] = field(default_factory=list)
     num_failed: int = 0
 
-    def begin(self) -> None:
-        self.waits_s, self.calls_s, self.num_failed = [], [], 0
+    def add(self, more: "Seen") -> None:
+        self.ttfts_s += more.ttfts_s
+        self.waits_s += more.waits_s
+        self.calls_s += more.calls_s
+        self.num_failed += more.num_failed
+
+
+@dataclass(slots=True)
+class Other:
+    """The tenant that is to be served: streams without an end, short requests at a steady rate, and one small call
+    after the other."""
+
+    asked: argparse.Namespace
+    seen: Seen = field(default_factory=Seen)
+
+    async def ask_often(self) -> None:
+        """However long each takes."""
+        async with (
+            AsyncWeirClient(self.asked.address, api_key=self.asked.other_key) as client,
+            asyncio.TaskGroup() as all_,
+        ):
+            for number in itertools.count():
+                all_.create_task(self._ask(client, number))
+                await asyncio.sleep(1 / self.asked.rate)
+
+    async def _ask(self, client: AsyncWeirClient, number: int) -> None:
+        seen, began_s = self.seen, time.monotonic()
+        try:
+            async for _ in client.generate(f"Letter {number}: dear", GenerateOptions(max_tokens=2, seed=number)):
+                seen.ttfts_s.append(time.monotonic() - began_s)
+                break
+        except WeirError:
+            seen.num_failed += 1
 
     async def stream(self, number: int) -> None:
         async with AsyncWeirClient(self.asked.address, api_key=self.asked.other_key) as client:
@@ -50,10 +85,10 @@ class Other:
                     options = GenerateOptions(temperature=1, seed=number, max_tokens=256, ignore_eos=True)
                     async for _ in client.generate(f"Story {number}: once", options):
                         now_s = time.monotonic()
-                        self.waits_s.append(now_s - since_s)
+                        self.seen.waits_s.append(now_s - since_s)
                         since_s = now_s
                 except WeirError:
-                    self.num_failed += 1
+                    self.seen.num_failed += 1
                     await asyncio.sleep(0.1)
 
     async def call(self) -> None:
@@ -68,8 +103,8 @@ class Other:
                     headers = {"X-API-Key": self.asked.other_key}
                     (await http.post("/tokenize", json={"prompt": _SMALL}, headers=headers)).raise_for_status()
                 except (WeirError, httpx.HTTPError):
-                    self.num_failed += 1
-                self.calls_s.append(time.monotonic() - began_s)
+                    self.seen.num_failed += 1
+                self.seen.calls_s.append(time.monotonic() - began_s)
                 await asyncio.sleep(0.05)
 
 
@@ -131,6 +166,8 @@ async def _nothing(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
 _TURN = {"role": "user", "content": "Hi"}
 _ATTACKS: Mapping[str, Callable[[argparse.Namespace, Counter[str]], Awaitable[None]]] = {
     "nothing": _nothing,
+    "requests of 64 tokens": _posting("/v1/completions", {"prompt": "Once", "max_tokens": 64, "ignore_eos": True}),
+    "prompts of 1,000 tokens": _posting("/v1/completions", {"prompt": "word " * 1000, "max_tokens": 1}),
     "a grammar": _posting("/v1/completions", {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": "a+b"}}),
     f"{_NUM_STALLED} half-sent messages and as many bodies": _stalled,
     "prompts of 1 MiB": _posting("/v1/completions", {"prompt": "word " * 200_000}),
@@ -145,31 +182,44 @@ _ATTACKS: Mapping[str, Callable[[argparse.Namespace, Counter[str]], Awaitable[No
 }
 
 
+async def _measured(
+    other: Other, attack: Callable[[argparse.Namespace, Counter[str]], Awaitable[None]], outcomes: Counter[str]
+) -> Other:
+    """What the other tenant notices of one attack, and for a while after it."""
+    asked, other.seen = other.asked, Seen()
+    attacking = asyncio.ensure_future(attack(asked, outcomes))
+    await asyncio.wait([attacking], timeout=asked.seconds)
+    await asyncio.sleep(max(0.0, asked.seconds / 4))
+    attacking.cancel()
+    await asyncio.gather(attacking, return_exceptions=True)
+    await asyncio.sleep(2)
+    return other
+
+
 async def _main(asked: argparse.Namespace) -> None:
     other = Other(asked)
     running = [asyncio.create_task(other.stream(number)) for number in range(asked.streams)]
-    running.append(asyncio.create_task(other.call()))
+    running += [asyncio.create_task(other.call()), asyncio.create_task(other.ask_often())]
     await asyncio.sleep(3)
-    print("| attack | what became of it | longest wait of others, ms | small calls | longest, ms | failed |")
-    print("|---|---|---|---|---|---|", flush=True)
-    for name, attack in _ATTACKS.items():
-        outcomes: Counter[str] = Counter()
-        other.begin()
-        attacking = asyncio.ensure_future(attack(asked, outcomes))
-        await asyncio.wait([attacking], timeout=asked.seconds)
-        await asyncio.sleep(max(0.0, asked.seconds / 4))
-        attacking.cancel()
-        await asyncio.gather(attacking, return_exceptions=True)
-        ends = ", ".join(f"{num} of {end}" for end, num in sorted(outcomes.items()))
-        longest_ms, call_ms = 1000 * max(other.waits_s, default=0.0), 1000 * max(other.calls_s, default=0.0)
-        print(
-            f"| {name} | {ends} | {longest_ms:.0f} | {len(other.calls_s)} | {call_ms:.0f} | {other.num_failed} |",
-            flush=True,
-        )
-        await asyncio.sleep(2)
+    seen = {name: Seen() for name in _ATTACKS}
+    outcomes: dict[str, Counter[str]] = {name: Counter() for name in _ATTACKS}
+    for _ in range(asked.rounds):
+        for name, attack in _ATTACKS.items():
+            await _measured(other, attack, outcomes[name])
+            seen[name].add(other.seen)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+    print("| attack | what became of it | first token p50 | p99 | of nothing's | longest wait | call | failed |")
+    print("|---|---|---|---|---|---|---|---|")
+    usual_s = percentile(seen["nothing"].ttfts_s, 99)
+    for name, of_attack in seen.items():
+        ends = ", ".join(f"{num} of {end}" for end, num in sorted(outcomes[name].items()))
+        p50_s, p99_s = percentile(of_attack.ttfts_s, 50), percentile(of_attack.ttfts_s, 99)
+        figures = (1000 * p50_s, 1000 * p99_s, p99_s / usual_s)
+        longest = f"{1000 * max(of_attack.waits_s, default=0.0):.0f} | {1000 * max(of_attack.calls_s, default=0.0):.0f}"
+        print(f"| {name} | {ends} | {figures[0]:.0f} | {figures[1]:.0f} | {figures[2]:.2f} | {longest} |", end=" ")
+        print(f"{of_attack.num_failed} of {len(of_attack.ttfts_s)} |")
 
 
 def main() -> None:
@@ -179,7 +229,9 @@ def main() -> None:
     parser.add_argument("--key", required=True, help="of the tenant that attacks")
     parser.add_argument("--other-key", required=True, help="of the one that is to be served")
     parser.add_argument("--streams", type=int, default=4, help="of the other")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each attack")
+    parser.add_argument("--rate", type=float, default=10.0, help="short requests of the other a second")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each attack in each round")
+    parser.add_argument("--rounds", type=int, default=3, help="in which each attack has its turn")
     asyncio.run(_main(parser.parse_args()))
 
 
