@@ -99,9 +99,11 @@ def _check_content(folder: Path, advice: str) -> None:
 
 
 def _is_own_group(gid: int) -> bool:
-    """The one that many systems make with a user: of the same name, with nobody else in it."""
+    """The one that many systems make with a user: of the same name, with nobody else in it, whose first group or
+    whose further one it is."""
     try:
         name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(gid)
     except KeyError:
         return False
-    return group.gr_name == name and set(group.gr_mem) <= {name}
+    members = {*group.gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == gid)}
+    return group.gr_name == name and members <= {name}

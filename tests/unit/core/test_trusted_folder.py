@@ -79,8 +79,14 @@ def test_the_group_of_the_same_name_with_nobody_else_in_it_may_write(
     cache.chmod(0o775)
     for members, is_good in (([], True), (["ada"], True), (["ada", "eve"], False)):
         monkeypatch.setattr(pwd, "getpwuid", lambda uid: _Named(pw_name="ada"))
+        monkeypatch.setattr(pwd, "getpwall", list)
         group = _Named(gr_name="ada", gr_mem=members)
         monkeypatch.setattr(grp, "getgrgid", lambda gid, group=group: group)
+        assert refuses(lambda: check(cache)) != is_good
+    group = _Named(gr_name="ada", gr_mem=[])
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
+    for eves_gid, is_good in ((cache.stat().st_gid, False), (cache.stat().st_gid + 1, True)):
+        monkeypatch.setattr(pwd, "getpwall", lambda gid=eves_gid: [_Named(pw_name="eve", pw_gid=gid)])
         assert refuses(lambda: check(cache)) != is_good
     monkeypatch.setattr(grp, "getgrgid", lambda gid: _Named(gr_name="users", gr_mem=[]))
     assert refuses(lambda: check(cache))
