@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -141,20 +142,27 @@ async def _stalled(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
 def _posting(
     path: str, body: Mapping[str, Any] | bytes
 ) -> Callable[[argparse.Namespace, Counter[str]], Awaitable[None]]:
-    """The same body again and again."""
+    """The same body again and again, with as little work here as can be: an attacker has processors of his own."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     async def post(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
-        async def again(http: httpx.AsyncClient) -> None:
-            while True:
-                headers = {"X-API-Key": asked.key, "Content-Type": "application/json"}
-                try:
-                    outcomes[str((await http.post(path, content=raw, headers=headers)).status_code)] += 1
-                except httpx.HTTPError as error:
-                    outcomes[type(error).__name__] += 1
+        host, _, port = asked.http.removeprefix("http://").partition(":")
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-API-Key: {asked.key}\r\nConnection: close\r\n"
+        sent = f"{head}Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
 
-        async with httpx.AsyncClient(base_url=asked.http, timeout=120) as http:
-            await asyncio.gather(*[again(http) for _ in range(_AT_ONCE)])
+        async def again() -> None:
+            while True:
+                reader, writer = await asyncio.open_connection(host, int(port))
+                try:
+                    writer.write(sent)
+                    outcomes[(await reader.readline()).decode()[9:12]] += 1
+                    await reader.read()
+                except OSError as error:
+                    outcomes[type(error).__name__] += 1
+                finally:
+                    writer.close()
+
+        await asyncio.gather(*[again() for _ in range(_AT_ONCE)])
 
     return post
 
@@ -182,18 +190,26 @@ _ATTACKS: Mapping[str, Callable[[argparse.Namespace, Counter[str]], Awaitable[No
 }
 
 
-async def _measured(
-    other: Other, attack: Callable[[argparse.Namespace, Counter[str]], Awaitable[None]], outcomes: Counter[str]
-) -> Other:
-    """What the other tenant notices of one attack, and for a while after it."""
-    asked, other.seen = other.asked, Seen()
-    attacking = asyncio.ensure_future(attack(asked, outcomes))
+async def _attack(asked: argparse.Namespace) -> None:
+    """In a process of its own, so that nothing of it is in the way of what the other tenant measures."""
+    outcomes: Counter[str] = Counter()
+    attacking = asyncio.ensure_future(_ATTACKS[asked.attack](asked, outcomes))
     await asyncio.wait([attacking], timeout=asked.seconds)
-    await asyncio.sleep(max(0.0, asked.seconds / 4))
     attacking.cancel()
     await asyncio.gather(attacking, return_exceptions=True)
-    await asyncio.sleep(2)
-    return other
+    print(json.dumps(outcomes))
+
+
+async def _measured(other: Other, attack: str) -> tuple[Seen, Counter[str]]:
+    """What the other tenant notices of one attack, and for a while after it; and what became of the attack."""
+    asked, other.seen = other.asked, Seen()
+    address = ["--http", asked.http, "--address", asked.address, "--key", asked.key, "--other-key", asked.other_key]
+    command = ["-m", "benchmarks.overload.attack", *address, "--seconds", str(asked.seconds), "--attack", attack]
+    attacker = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    said, _ = await attacker.communicate()
+    seen = other.seen
+    await asyncio.sleep(asked.seconds / 4)
+    return seen, Counter(json.loads(said))
 
 
 async def _main(asked: argparse.Namespace) -> None:
@@ -204,9 +220,10 @@ async def _main(asked: argparse.Namespace) -> None:
     seen = {name: Seen() for name in _ATTACKS}
     outcomes: dict[str, Counter[str]] = {name: Counter() for name in _ATTACKS}
     for _ in range(asked.rounds):
-        for name, attack in _ATTACKS.items():
-            await _measured(other, attack, outcomes[name])
-            seen[name].add(other.seen)
+        for name in asked.only or _ATTACKS:
+            seen_now, outcomes_now = await _measured(other, name)
+            seen[name].add(seen_now)
+            outcomes[name].update(outcomes_now)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
@@ -214,6 +231,8 @@ async def _main(asked: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|---|")
     usual_s = percentile(seen["nothing"].ttfts_s, 99)
     for name, of_attack in seen.items():
+        if not of_attack.ttfts_s:
+            continue
         ends = ", ".join(f"{num} of {end}" for end, num in sorted(outcomes[name].items()))
         p50_s, p99_s = percentile(of_attack.ttfts_s, 50), percentile(of_attack.ttfts_s, 99)
         figures = (1000 * p50_s, 1000 * p99_s, p99_s / usual_s)
@@ -232,7 +251,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=10.0, help="short requests of the other a second")
     parser.add_argument("--seconds", type=float, default=8.0, help="for each attack in each round")
     parser.add_argument("--rounds", type=int, default=3, help="in which each attack has its turn")
-    asyncio.run(_main(parser.parse_args()))
+    parser.add_argument("--only", choices=_ATTACKS, action="append", help="these alone, `nothing` among them")
+    parser.add_argument("--attack", choices=_ATTACKS, help="make this one, and measure nothing")
+    asked = parser.parse_args()
+    asyncio.run(_attack(asked) if asked.attack else _main(asked))
 
 
 if __name__ == "__main__":
