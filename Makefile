@@ -41,7 +41,7 @@ types: setup-dev # A core for two minutes, which tests leave free while they wai
 PARALLEL := --dist loadfile --no-loadscope-reorder
 WORKERS ?= 4
 STACK_WORKERS ?= 2
-STACKS := tests/chaos tests/e2e tests/golden tests/metrics
+STACKS := tests/attacks tests/chaos tests/e2e tests/golden tests/metrics
 COMPUTING := tests/golden tests/kernels
 APART := not golden and not stack and not long
 # Pytest rewrites every test when it first imports it: in one process, as four would do the same at the same time.

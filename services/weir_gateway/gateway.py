@@ -17,6 +17,7 @@ from weir.core.errors import Unavailable
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
 from weir.rpc.body_budget import BodyBudget
+from weir.rpc.channel import Dialer, PlainDialer
 from weir.runtime.service import Description
 from weir.telemetry.described import Described
 from weir_gateway.access import AccessControl, AccessWatch
@@ -43,6 +44,7 @@ from weir_gateway.recent.store import RecentRequests
 from weir_gateway.requests.model_follower import PrepareModels, open_requests
 from weir_gateway.requests.models import ModelDirectory, ServedModel
 from weir_gateway.settings import GatewaySettings
+from weir_gateway.workers.connection import Dialing
 from weir_gateway.workers.connections import WorkerConnections
 from weir_gateway.workers.decode_workers import DecodeWorkers
 
@@ -61,6 +63,7 @@ class GatewayProcess:
     figures: Callable[[], Described] | None = None
     """All that the process says of itself; None: what the gateway in it does."""
     clock: Clock = field(default_factory=SystemClock)
+    dialer: Dialer = field(default_factory=PlainDialer)
 
 
 FollowModels = Callable[[ModelDirectory, PrepareModels], Coroutine[Any, Any, None]]
@@ -100,8 +103,7 @@ class Gateway:
         self._port = SchedulerPort(self._endpoint, self._subjects, self._gateway_id, settings.port, clock)
         self._decode_workers = DecodeWorkers(clock)
         self._connections = WorkerConnections(
-            self._gateway_id,
-            settings.connections,
+            Dialing(self._gateway_id, process.dialer, settings.connections),
             clock,
             peers_of=self._decode_workers.peers_of,
             is_wanted=self._is_wanted,
@@ -127,7 +129,7 @@ class Gateway:
         answerer = LineAnswerer(self.processor, self._keys, access.caller_of, settings.http.unknown_fields)
         self._jobs = BatchJobs.try_make(process.gateway_id, settings.batches, answerer)
         self._frontend = self._make_frontend(process.bodies)
-        self._neighbours = NeighbourWatch(bus, self._subjects, clock)
+        self._neighbours = NeighbourWatch(bus, self._subjects, process.dialer, clock)
         vllm_metrics = VllmMetrics(self._driver.requests, self.processor.figures, directory)
         page = MetricsPage(
             process.figures or self._figures, self._neighbours, vllm_metrics if settings.has_vllm_metrics else None

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,10 +166,14 @@ async def test_who_owns_no_durable_store_cannot_take_one_away(connect: Connect, 
     asking, owner = await connect(role), await connect("scheduler")
     await make_bucket(owner, SUBJECTS.counters_bucket)
     stream = f"KV_{SUBJECTS.counters_bucket}"
-    with pytest.raises((NatsError, TimeoutError)):
-        await asyncio.wait_for(asking.client.jetstream().delete_stream(stream), 0.5)
-    assert await asking.denials() != []
-    assert (await owner.client.jetstream().stream_info(stream)).config.name == stream
+    before = (await owner.client.jetstream().stream_info(stream)).config
+    shorter = replace(before, max_age=1.0)
+    jetstream = asking.client.jetstream()
+    for change in (jetstream.delete_stream(stream), jetstream.purge_stream(stream), jetstream.update_stream(shorter)):
+        with pytest.raises((NatsError, TimeoutError)):
+            await asyncio.wait_for(change, 0.5)
+        assert await asking.denials() != []
+    assert (await owner.client.jetstream().stream_info(stream)).config == before
 
 
 async def make_bucket(owner: Asking, bucket: str) -> None:
@@ -181,6 +186,9 @@ async def test_without_a_key_or_with_another_nobody_connects(server: NatsServer,
     for seed_file in ("", str(tmp_path / "other")):
         with pytest.raises(BusUnavailable, match="credentials"):
             await NatsBus.connect(server.url, name="contract-test", timeout_s=1.0, seed_file=seed_file)
+    (tmp_path / "cut").write_text(make_seed()[:20])
+    with pytest.raises(BusUnavailable, match="cut: has no seed of an NKEY in it"):
+        await NatsBus.connect(server.url, name="contract-test", timeout_s=1.0, seed_file=str(tmp_path / "cut"))
     with pytest.raises(BusUnavailable, match="none: No such file"):
         await NatsBus.connect(server.url, name="contract-test", timeout_s=1.0, seed_file=str(tmp_path / "none"))
     with warnings.catch_warnings():  # the client leaves the sockets of refused attempts to the garbage collector

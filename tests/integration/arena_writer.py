@@ -17,7 +17,7 @@ from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES
 from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.records.record import SequenceParams
-from weir.rpc.arena.client import ArenaClient
+from weir.rpc.arena.client import ArenaClient, WorkerIdentity
 
 
 def _write_for_ever(pages: NDArray[np.uint8], page_ids: tuple[int, ...]) -> None:
@@ -29,7 +29,9 @@ def _write_for_ever(pages: NDArray[np.uint8], page_ids: tuple[int, ...]) -> None
 
 
 async def _main(socket_path: Path) -> None:
-    client = ArenaClient(socket_path, "writer", "prefill", PAGE_BYTES, MODEL_DIGEST, on_handed_off=print)
+    client = ArenaClient(
+        socket_path, WorkerIdentity("writer", "prefill", PAGE_BYTES, MODEL_DIGEST), on_handed_off=print
+    )
     await client.start()
     acquired = await client.acquire(4, 1)
     record = client.segment.record(acquired.slots[0])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES, TransferProcess, ended, sleeping_process
 
-from weir.rpc.arena.client import ArenaClient
+from weir.rpc.arena.client import ArenaClient, WorkerIdentity
 from weir_transfer.fence import try_open_process
 
 _TTL_MS = 1000
@@ -92,7 +92,9 @@ async def test_a_stopped_worker_is_fenced_before_its_pages_are_given_on(transfer
 
 
 async def _the_next_owner_is_undisturbed(transfer: TransferProcess, page_ids: list[int]) -> None:
-    client = ArenaClient(transfer.socket_path, "next", "decode", PAGE_BYTES, MODEL_DIGEST, on_handed_off=print)
+    client = ArenaClient(
+        transfer.socket_path, WorkerIdentity("next", "decode", PAGE_BYTES, MODEL_DIGEST), on_handed_off=print
+    )
     await client.start()
     acquired = await client.acquire(len(page_ids), 0)
     assert sorted(acquired.page_ids) == sorted(page_ids)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.arena_process import MODEL_DIGEST, PAGE_BYTES, TransferProcess
 
-from weir.rpc.arena.client import ArenaClient
+from weir.rpc.arena.client import ArenaClient, WorkerIdentity
 
 _TTL_MS = 4000
 
@@ -25,7 +25,9 @@ async def transfer() -> AsyncIterator[TransferProcess]:
 
 async def _serves(transfer: TransferProcess) -> None:
     """To somebody who comes new."""
-    client = ArenaClient(transfer.socket_path, "new", "decode", PAGE_BYTES, MODEL_DIGEST, on_handed_off=print)
+    client = ArenaClient(
+        transfer.socket_path, WorkerIdentity("new", "decode", PAGE_BYTES, MODEL_DIGEST), on_handed_off=print
+    )
     await client.start(10)
     await client.acquire(1, 1)
     await client.close()

@@ -138,7 +138,7 @@ class HttpFrontend:
 
     def _admit_operator(self, request: Request) -> None:
         """Who may see every tenant's. Raises Unauthenticated, PermissionDenied, Unavailable."""
-        is_from_here = request.client is not None and is_loopback(request.client.host)
+        is_from_here = request.client is not None and is_loopback(request.client.host) and not _is_forwarded(request)
         self._processor.access.check_operator(_shown_key(request), is_from_here=is_from_here)
 
     def _answering(self, admit: Callable[[Request], None], answer: Handler) -> Endpoint:
@@ -294,6 +294,11 @@ def _open(answer: Handler) -> Endpoint:
         return response
 
     return Endpoint(handle)
+
+
+def _is_forwarded(request: Request) -> bool:
+    """By a proxy, which is here, for somebody who may not be."""
+    return any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via"))
 
 
 def _admit_nobody(request: Request) -> None:

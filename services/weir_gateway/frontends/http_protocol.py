@@ -55,6 +55,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         """`cycle` is the one that was read last, which may still wait behind this one."""
         self._num_head_bytes = 0
         """Since the last byte of a body, or end of a request."""
+        self._num_field_bytes = 0
+        """Of the path and the header fields of one head, which may come whole in one read, and end a request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         transport = BatchedTransport(transport, self._batch)
@@ -88,7 +90,16 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise _OutOfBounds
+        self._num_field_bytes = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_field(len(name) + len(value))
+        super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
@@ -118,6 +129,11 @@ class _BoundedProtocol(HttpToolsProtocol):
     @property
     def _is_in_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    def _count_field(self, num_bytes: int) -> None:
+        self._num_field_bytes += num_bytes
+        if self._num_field_bytes > _MAX_HEAD_BYTES:
+            raise _OutOfBounds
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._head_timeout_s, self.transport.close)

@@ -23,7 +23,7 @@ from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.addresses import UNIX, is_unix
 from weir.core.clock import Clock
-from weir.rpc.channel import make_channel
+from weir.rpc.channel import Dialer
 from weir.rpc.figures import described_from_pb
 from weir.telemetry.described import Described
 from weir.telemetry.page_cache import PageCache
@@ -73,9 +73,12 @@ class Neighbours:
 class NeighbourWatch:
     """Asks when it is asked. The bus stays the caller's."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, clock: Clock, bounds: AskBounds = AskBounds()) -> None:
+    def __init__(
+        self, bus: Bus, subjects: Subjects, dialer: Dialer, clock: Clock, bounds: AskBounds = AskBounds()
+    ) -> None:
         self._bus = bus
         self._subjects = subjects
+        self._dialer = dialer
         self._bounds = bounds
         self._workers: KvBucket | None = None
         self._leader: KvBucket | None = None
@@ -146,7 +149,7 @@ class NeighbourWatch:
         """Adds its answer to what is found, if it gives one."""
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = make_channel(address)
+            channel = self._channels[address] = self._dialer.open(address)
         stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
         async with self._asking:
             try:

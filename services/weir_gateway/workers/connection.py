@@ -12,11 +12,10 @@ from typing import NamedTuple, Protocol
 import grpc
 import grpc.aio
 
-from weir.core.addresses import UNIX, is_unix
 from weir.core.clock import Backoff, Clock
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
-from weir.rpc.channel import make_channel
+from weir.rpc.channel import Dialer
 from weir.rpc.conversions import attempt_from_pb
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
 from weir_gateway.workers.cancels import UnconfirmedCancels
@@ -56,6 +55,14 @@ class WorkerEndpoint(NamedTuple):
     address: str
 
 
+class Dialing(NamedTuple):
+    """As whom a gateway connects, how, and with which waits."""
+
+    gateway_id: str
+    dialer: Dialer
+    settings: ConnectionSettings
+
+
 class UpdateSubscriber(Protocol):
     """A request that runs on the connection's worker. Called from the event loop; must not block."""
 
@@ -84,16 +91,14 @@ class WorkerConnection:
     def __init__(
         self,
         endpoint: WorkerEndpoint,
-        gateway_id: str,
-        settings: ConnectionSettings,
+        dialing: Dialing,
         clock: Clock,
         counts: Counter[str],
         cancels: UnconfirmedCancels,
         on_closed: Callable[["WorkerConnection"], None],
     ) -> None:
         self.worker_id, self._address = endpoint
-        self._gateway_id = gateway_id
-        self._settings = settings
+        self._gateway_id, self._dialer, self._settings = dialing
         self._clock = clock
         self._counts = counts
         self._cancels = cancels
@@ -101,7 +106,7 @@ class WorkerConnection:
         self._subscribers: dict[str, UpdateSubscriber] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()  # request ids, the latest last
         self._unasked: OrderedDict[str, float] = OrderedDict()  # since when it sends what nobody is subscribed to
-        self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(settings.max_queued_commands)
+        self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(self._settings.max_queued_commands)
         self._connected = asyncio.Event()
         self._overflow = asyncio.Event()
         # An empty context: the connection is not part of the trace of the request that happened to open it.
@@ -182,7 +187,7 @@ class WorkerConnection:
                 logger.info("stream to %s broke: %s", self.worker_id, reason)
             if not self._subscribers and not self._cancels:
                 return f"worker {self.worker_id} is not connected"
-            if await _is_refused(self._address, settings.connect_timeout_s):
+            if await self._dialer.is_refused(self._address, settings.connect_timeout_s):
                 return f"worker {self.worker_id} is lost: nobody listens at {self._address}"
             delay_s = backoff.next_delay_s()
             if now_s + delay_s >= lost_at_s or num_short > settings.max_short_streams:
@@ -192,7 +197,7 @@ class WorkerConnection:
     async def _run_session(self) -> None:
         """From Hello to the end of the stream. Raises _BrokenStream or _WorkerReplaced, never returns."""
         async with contextlib.AsyncExitStack() as stack:
-            channel = await stack.enter_async_context(make_channel(self._address))
+            channel = await stack.enter_async_context(self._dialer.open(self._address))
             stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
             try:
                 stream = stub.Serve()
@@ -298,20 +303,3 @@ class WorkerConnection:
         for subscriber in subscribers.values():
             subscriber.on_connection_lost(self.worker_id, message)
         self._cancels.lose_worker()
-
-
-async def _is_refused(address: str, timeout_s: float) -> bool:
-    """Whether nobody listens there, as a connection shows that is opened for nothing else."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            if is_unix(address):
-                _, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
-            else:
-                host, _, port = address.rpartition(":")
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except (ConnectionRefusedError, FileNotFoundError):
-        return True
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return False

@@ -8,7 +8,7 @@ from functools import partial
 from weir.core.clock import Clock
 from weir.core.life import Attempt
 from weir_gateway.workers.cancels import UnconfirmedCancels
-from weir_gateway.workers.connection import ConnectionSettings, WorkerConnection, WorkerEndpoint
+from weir_gateway.workers.connection import Dialing, WorkerConnection, WorkerEndpoint
 
 
 class WorkerConnections:
@@ -20,16 +20,14 @@ class WorkerConnections:
 
     def __init__(
         self,
-        gateway_id: str,
-        settings: ConnectionSettings,
+        dialing: Dialing,
         clock: Clock,
         peers_of: Callable[[str], list[WorkerEndpoint]],
         is_wanted: Callable[[str, Attempt], bool],
     ) -> None:
         """`peers_of`: who may have got the sequences of a worker. `is_wanted`: whether this attempt at a request runs
         for this gateway, wherever."""
-        self._gateway_id = gateway_id
-        self._settings = settings
+        self._dialing = dialing
         self._clock = clock
         self._peers_of = peers_of
         self._is_wanted = is_wanted
@@ -44,7 +42,12 @@ class WorkerConnections:
         if worker_id not in self._connections:
             cancels = self._cancels_at(worker_id)
             self._connections[worker_id] = WorkerConnection(
-                endpoint, self._gateway_id, self._settings, self._clock, self._counts, cancels, self._forget
+                endpoint,
+                self._dialing,
+                self._clock,
+                self._counts,
+                cancels,
+                self._forget,
             )
         return self._connections[worker_id]
 
@@ -95,7 +98,7 @@ class WorkerConnections:
     def _cancels_at(self, worker_id: str) -> UnconfirmedCancels:
         self._drop_unneeded_cancels()
         if worker_id not in self._cancels:
-            settings = self._settings
+            settings = self._dialing.settings
             self._cancels[worker_id] = UnconfirmedCancels(
                 worker_id,
                 kept_s=settings.cancel_kept_s,

@@ -3,14 +3,17 @@
     weir up --limits limits.toml      # with keys of two tenants
     python -m benchmarks.overload.attack --http http://127.0.0.1:8000 --key KEY --other-key KEY
 
-Prints a line for each attack: what became of it, the longest wait between two responses of the other tenant's streams
-meanwhile (also of a new stream for its first one), its small calls for tokens, how long the longest of these took, and
-how much of all failed.
+Prints a line for each attack, of all rounds: what became of it; of the other tenant meanwhile the time to the first
+token of short requests at a steady rate (p99 also as a ratio to that without an attack, in the same rounds), the
+longest wait between two responses of its streams (also of a new stream for its first one), the longest of its small
+calls for tokens; all in milliseconds; and how many failed.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -21,6 +24,7 @@ from typing import Any
 import grpc.aio
 import httpx
 
+from weir.bench.serving.figures import percentile
 from weir.client import AsyncWeirClient, GenerateOptions
 from weir.core.errors import WeirError
 
@@ -31,16 +35,48 @@ _SMALL = "word " * 600
 
 
 @dataclass(slots=True)
-class Other:
-    """The tenant that is to be served: streams without an end, and one small call after the other."""
+class Seen:
+    """By the tenant that is to be served: until each first token of its short requests, between two responses of its
+    streams, and for each small call."""
 
-    asked: argparse.Namespace
+    ttfts_s: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
     calls_s: list[float] = field(default_factory=list)
     num_failed: int = 0
 
-    def begin(self) -> None:
-        self.waits_s, self.calls_s, self.num_failed = [], [], 0
+    def add(self, more: "Seen") -> None:
+        self.ttfts_s += more.ttfts_s
+        self.waits_s += more.waits_s
+        self.calls_s += more.calls_s
+        self.num_failed += more.num_failed
+
+
+@dataclass(slots=True)
+class Other:
+    """The tenant that is to be served: streams without an end, short requests at a steady rate, and one small call
+    after the other."""
+
+    asked: argparse.Namespace
+    seen: Seen = field(default_factory=Seen)
+
+    async def ask_often(self) -> None:
+        """However long each takes."""
+        async with (
+            AsyncWeirClient(self.asked.address, api_key=self.asked.other_key) as client,
+            asyncio.TaskGroup() as all_,
+        ):
+            for number in itertools.count():
+                all_.create_task(self._ask(client, number))
+                await asyncio.sleep(1 / self.asked.rate)
+
+    async def _ask(self, client: AsyncWeirClient, number: int) -> None:
+        seen, began_s = self.seen, time.monotonic()
+        try:
+            async for _ in client.generate(f"Letter {number}: dear", GenerateOptions(max_tokens=2, seed=number)):
+                seen.ttfts_s.append(time.monotonic() - began_s)
+                break
+        except WeirError:
+            seen.num_failed += 1
 
     async def stream(self, number: int) -> None:
         async with AsyncWeirClient(self.asked.address, api_key=self.asked.other_key) as client:
@@ -50,10 +86,10 @@ class Other:
                     options = GenerateOptions(temperature=1, seed=number, max_tokens=256, ignore_eos=True)
                     async for _ in client.generate(f"Story {number}: once", options):
                         now_s = time.monotonic()
-                        self.waits_s.append(now_s - since_s)
+                        self.seen.waits_s.append(now_s - since_s)
                         since_s = now_s
                 except WeirError:
-                    self.num_failed += 1
+                    self.seen.num_failed += 1
                     await asyncio.sleep(0.1)
 
     async def call(self) -> None:
@@ -68,8 +104,8 @@ class Other:
                     headers = {"X-API-Key": self.asked.other_key}
                     (await http.post("/tokenize", json={"prompt": _SMALL}, headers=headers)).raise_for_status()
                 except (WeirError, httpx.HTTPError):
-                    self.num_failed += 1
-                self.calls_s.append(time.monotonic() - began_s)
+                    self.seen.num_failed += 1
+                self.seen.calls_s.append(time.monotonic() - began_s)
                 await asyncio.sleep(0.05)
 
 
@@ -106,20 +142,27 @@ async def _stalled(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
 def _posting(
     path: str, body: Mapping[str, Any] | bytes
 ) -> Callable[[argparse.Namespace, Counter[str]], Awaitable[None]]:
-    """The same body again and again."""
+    """The same body again and again, with as little work here as can be: an attacker has processors of his own."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     async def post(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
-        async def again(http: httpx.AsyncClient) -> None:
-            while True:
-                headers = {"X-API-Key": asked.key, "Content-Type": "application/json"}
-                try:
-                    outcomes[str((await http.post(path, content=raw, headers=headers)).status_code)] += 1
-                except httpx.HTTPError as error:
-                    outcomes[type(error).__name__] += 1
+        host, _, port = asked.http.removeprefix("http://").partition(":")
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-API-Key: {asked.key}\r\nConnection: close\r\n"
+        sent = f"{head}Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
 
-        async with httpx.AsyncClient(base_url=asked.http, timeout=120) as http:
-            await asyncio.gather(*[again(http) for _ in range(_AT_ONCE)])
+        async def again() -> None:
+            while True:
+                reader, writer = await asyncio.open_connection(host, int(port))
+                try:
+                    writer.write(sent)
+                    outcomes[(await reader.readline()).decode()[9:12]] += 1
+                    await reader.read()
+                except OSError as error:
+                    outcomes[type(error).__name__] += 1
+                finally:
+                    writer.close()
+
+        await asyncio.gather(*[again() for _ in range(_AT_ONCE)])
 
     return post
 
@@ -131,6 +174,8 @@ async def _nothing(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
 _TURN = {"role": "user", "content": "Hi"}
 _ATTACKS: Mapping[str, Callable[[argparse.Namespace, Counter[str]], Awaitable[None]]] = {
     "nothing": _nothing,
+    "requests of 64 tokens": _posting("/v1/completions", {"prompt": "Once", "max_tokens": 64, "ignore_eos": True}),
+    "prompts of 1,000 tokens": _posting("/v1/completions", {"prompt": "word " * 1000, "max_tokens": 1}),
     "a grammar": _posting("/v1/completions", {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": "a+b"}}),
     f"{_NUM_STALLED} half-sent messages and as many bodies": _stalled,
     "prompts of 1 MiB": _posting("/v1/completions", {"prompt": "word " * 200_000}),
@@ -145,31 +190,55 @@ _ATTACKS: Mapping[str, Callable[[argparse.Namespace, Counter[str]], Awaitable[No
 }
 
 
+async def _attack(asked: argparse.Namespace) -> None:
+    """In a process of its own, so that nothing of it is in the way of what the other tenant measures."""
+    outcomes: Counter[str] = Counter()
+    attacking = asyncio.ensure_future(_ATTACKS[asked.attack](asked, outcomes))
+    await asyncio.wait([attacking], timeout=asked.seconds)
+    attacking.cancel()
+    await asyncio.gather(attacking, return_exceptions=True)
+    print(json.dumps(outcomes))
+
+
+async def _measured(other: Other, attack: str) -> tuple[Seen, Counter[str]]:
+    """What the other tenant notices of one attack, and for a while after it; and what became of the attack."""
+    asked, other.seen = other.asked, Seen()
+    address = ["--http", asked.http, "--address", asked.address, "--key", asked.key, "--other-key", asked.other_key]
+    command = ["-m", "benchmarks.overload.attack", *address, "--seconds", str(asked.seconds), "--attack", attack]
+    attacker = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    said, _ = await attacker.communicate()
+    seen = other.seen
+    await asyncio.sleep(asked.seconds / 4)
+    return seen, Counter(json.loads(said))
+
+
 async def _main(asked: argparse.Namespace) -> None:
     other = Other(asked)
     running = [asyncio.create_task(other.stream(number)) for number in range(asked.streams)]
-    running.append(asyncio.create_task(other.call()))
+    running += [asyncio.create_task(other.call()), asyncio.create_task(other.ask_often())]
     await asyncio.sleep(3)
-    print("| attack | what became of it | longest wait of others, ms | small calls | longest, ms | failed |")
-    print("|---|---|---|---|---|---|", flush=True)
-    for name, attack in _ATTACKS.items():
-        outcomes: Counter[str] = Counter()
-        other.begin()
-        attacking = asyncio.ensure_future(attack(asked, outcomes))
-        await asyncio.wait([attacking], timeout=asked.seconds)
-        await asyncio.sleep(max(0.0, asked.seconds / 4))
-        attacking.cancel()
-        await asyncio.gather(attacking, return_exceptions=True)
-        ends = ", ".join(f"{num} of {end}" for end, num in sorted(outcomes.items()))
-        longest_ms, call_ms = 1000 * max(other.waits_s, default=0.0), 1000 * max(other.calls_s, default=0.0)
-        print(
-            f"| {name} | {ends} | {longest_ms:.0f} | {len(other.calls_s)} | {call_ms:.0f} | {other.num_failed} |",
-            flush=True,
-        )
-        await asyncio.sleep(2)
+    seen = {name: Seen() for name in _ATTACKS}
+    outcomes: dict[str, Counter[str]] = {name: Counter() for name in _ATTACKS}
+    for _ in range(asked.rounds):
+        for name in asked.only or _ATTACKS:
+            seen_now, outcomes_now = await _measured(other, name)
+            seen[name].add(seen_now)
+            outcomes[name].update(outcomes_now)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+    print("| attack | what became of it | first token p50 | p99 | of nothing's | longest wait | call | failed |")
+    print("|---|---|---|---|---|---|---|---|")
+    usual_s = percentile(seen["nothing"].ttfts_s, 99)
+    for name, of_attack in seen.items():
+        if not of_attack.ttfts_s:
+            continue
+        ends = ", ".join(f"{num} of {end}" for end, num in sorted(outcomes[name].items()))
+        p50_s, p99_s = percentile(of_attack.ttfts_s, 50), percentile(of_attack.ttfts_s, 99)
+        figures = (1000 * p50_s, 1000 * p99_s, p99_s / usual_s)
+        longest = f"{1000 * max(of_attack.waits_s, default=0.0):.0f} | {1000 * max(of_attack.calls_s, default=0.0):.0f}"
+        print(f"| {name} | {ends} | {figures[0]:.0f} | {figures[1]:.0f} | {figures[2]:.2f} | {longest} |", end=" ")
+        print(f"{of_attack.num_failed} of {len(of_attack.ttfts_s)} |")
 
 
 def main() -> None:
@@ -179,8 +248,13 @@ def main() -> None:
     parser.add_argument("--key", required=True, help="of the tenant that attacks")
     parser.add_argument("--other-key", required=True, help="of the one that is to be served")
     parser.add_argument("--streams", type=int, default=4, help="of the other")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each attack")
-    asyncio.run(_main(parser.parse_args()))
+    parser.add_argument("--rate", type=float, default=10.0, help="short requests of the other a second")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each attack in each round")
+    parser.add_argument("--rounds", type=int, default=3, help="in which each attack has its turn")
+    parser.add_argument("--only", choices=_ATTACKS, action="append", help="these alone, `nothing` among them")
+    parser.add_argument("--attack", choices=_ATTACKS, help="make this one, and measure nothing")
+    asked = parser.parse_args()
+    asyncio.run(_attack(asked) if asked.attack else _main(asked))
 
 
 if __name__ == "__main__":

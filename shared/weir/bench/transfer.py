@@ -27,7 +27,7 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.geometry import ArenaGeometry, PageGeometry, num_pages_for
 from weir.kv.layout import layout_of
 from weir.kv.records.record import SequenceParams
-from weir.rpc.arena.client import ArenaClient, HandedOff
+from weir.rpc.arena.client import ArenaClient, HandedOff, WorkerIdentity
 
 SHORT_TOKENS = 100
 LONG_TOKENS = 4000
@@ -133,7 +133,9 @@ class _Worker:
         self.worker_id = worker_id
         self.arrived: asyncio.Queue[HandedOff] = asyncio.Queue()
         self.client = ArenaClient(
-            socket, worker_id, "decode", _PAGES.page_bytes, _DIGEST, on_handed_off=self.arrived.put_nowait
+            socket,
+            WorkerIdentity(worker_id, "decode", _PAGES.page_bytes, _DIGEST),
+            on_handed_off=self.arrived.put_nowait,
         )
 
     async def begin_sequence(self, num_tokens: int) -> "_Sequence":

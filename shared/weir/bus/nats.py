@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import nats.errors
 import nats.js.errors
@@ -72,6 +73,8 @@ class NatsBus:
     async def connect(cls, url: str, *, name: str, timeout_s: float = 10.0, seed_file: str = "") -> "NatsBus":
         """Raises BusUnavailable when no server answers in time. `name` is what the server's monitoring shows;
         `seed_file` has the seed of the NKEY that proves who this is, empty: none does."""
+        if seed_file:
+            _check_seed(seed_file)
         client = Client()
         bus = cls(client, url)
         connecting = client.connect(
@@ -89,10 +92,6 @@ class NatsBus:
         )
         try:
             await asyncio.wait_for(connecting, timeout_s)
-        except PermissionError as error:
-            raise BusUnavailable(f"nats_seed_file {seed_file}: {error.strerror}; it is another user's") from error
-        except FileNotFoundError as error:
-            raise BusUnavailable(f"nats_seed_file {seed_file}: {error.strerror}") from error
         except TimeoutError as error:
             await client.close()
             raise BusUnavailable(
@@ -236,6 +235,18 @@ class NatsBus:
         logger.info("connected to NATS at %s again", self._shown_url)
         for feed in self._feeds:
             feed.mark_stale()
+
+
+def _check_seed(seed_file: str) -> None:
+    """Raises BusUnavailable for what no client can use."""
+    import nkeys  # noqa: PLC0415 - processes without a key do not load it
+
+    try:
+        nkeys.from_seed(bytearray(Path(seed_file).read_bytes().strip()))
+    except OSError as error:
+        raise BusUnavailable(f"nats_seed_file {seed_file}: {error.strerror}") from error
+    except (nkeys.NkeysError, ValueError) as error:
+        raise BusUnavailable(f"nats_seed_file {seed_file}: has no seed of an NKEY in it") from error
 
 
 def _plain(headers: Headers | None) -> dict[str, str] | None:

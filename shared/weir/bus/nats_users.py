@@ -15,7 +15,9 @@ from weir.bus.subjects import Subjects
 NatsRole = Literal["gateway", "scheduler", "transfer", "worker", "operator"]
 """`worker`: of either role, which may change while it runs. `operator`: commands of the stack's user."""
 NATS_ROLES: tuple[NatsRole, ...] = get_args(NatsRole)
-_CHANGES_OF_STREAMS = tuple(f"$JS.API.STREAM.{call}.>" for call in ("DELETE", "PURGE", "RESTORE", "MSG.DELETE"))
+_CHANGES_OF_STREAMS = tuple(
+    f"$JS.API.STREAM.{call}.>" for call in ("UPDATE", "DELETE", "PURGE", "RESTORE", "MSG.DELETE")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +18,7 @@ import typer
 from weir.bus.server import NatsServerMissing, find_nats_server
 from weir.cli import EXIT_FAILED, options
 from weir.cli.console import stdout
-from weir.core.cache_dir import kernels_dir
+from weir.core.cache_dir import check_kernels, check_triton_cache
 from weir.core.trusted_folder import UntrustedFolder
 from weir.model.files.catalog import CATALOG, model_cache_dir
 from weir.runtime.extras import DISTRIBUTION, ExtraMissing, check_extra, install_command
@@ -78,17 +78,26 @@ def _machine() -> Iterator[Finding]:
     known = [flag for flag in ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "amx_int8", "asimd") if flag in flags]
     yield Finding("SIMD", " ".join(known) or f"none of those looked for ({platform.machine()})")
     yield from _arithmetic(cores, flags)
-    yield _gpu()
+    yield from _gpu()
 
 
-def _gpu() -> Finding:
+def _gpu() -> Iterator[Finding]:
     """Of `--device cuda`."""
     from weir.model.device_check import DeviceMissing, find_gpu
 
     try:
-        return Finding("device cuda", f"{find_gpu()}: bf16 by Triton kernels, if asked for (weir up --device cuda)")
+        yield Finding("device cuda", f"{find_gpu()}: bf16 by Triton kernels, if asked for (weir up --device cuda)")
     except DeviceMissing as missing:
-        return Finding("device cuda", str(missing), "note")
+        yield Finding("device cuda", str(missing), "note")
+    else:
+        yield from _kernels(lambda: check_triton_cache(os.environ))
+
+
+def _kernels(check: Callable[[], None]) -> Iterator[Finding]:
+    try:
+        check()
+    except UntrustedFolder as error:
+        yield Finding("kernels", error.message, "missing", "whoever could write there could run programs as this user")
 
 
 def _arithmetic(cores: int, flags: set[str]) -> Iterator[Finding]:
@@ -102,10 +111,7 @@ def _arithmetic(cores: int, flags: set[str]) -> Iterator[Finding]:
         yield Finding("device cpu", missing.message, "note")
         return
     threads = f"workers share {cores} threads as they are busy"
-    try:
-        kernels_dir()
-    except UntrustedFolder as error:
-        yield Finding("kernels", error.message, "missing", "whoever could write there could run programs as this user")
+    yield from _kernels(check_kernels)
     try:
         yield Finding("device cpu", f"the default: int8, {instruction_set()} kernels; {threads}")
     except ValueError as error:

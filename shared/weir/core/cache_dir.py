@@ -1,6 +1,7 @@
 """Where Weir keeps what it can make again: models, packed weights, compiled kernels."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from weir.core.trusted_folder import make_trusted_folder
@@ -22,6 +23,19 @@ def kernels_dir() -> Path:
     return folder
 
 
+def check_kernels() -> None:
+    """`kernels_dir`, and of each instruction set and version what is in it. Raises UntrustedFolder."""
+    for folder in kernels_dir().iterdir():
+        make_trusted_kernels(folder)
+
+
 def make_trusted_kernels(folder: Path) -> None:
     """Of `kernels_dir`, or in it. Raises UntrustedFolder."""
     make_trusted_folder(folder, cache_dir(), "set WEIR_CACHE to a folder of your own")
+
+
+def check_triton_cache(environ: Mapping[str, str]) -> None:
+    """Triton loads from it what it runs, in this process and on the GPU. Raises UntrustedFolder."""
+    home = Path(environ.get("TRITON_HOME") or Path.home())
+    folder = Path(environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    make_trusted_folder(folder, folder, "set TRITON_CACHE_DIR to a folder of your own")

@@ -4,6 +4,7 @@
 └ what lies above: nobody else may replace what lies in it                 may write there; links too are theirs
 """
 
+import contextlib
 import grp
 import os
 import pwd
@@ -53,7 +54,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         try:
             found = path.lstat()
         except FileNotFoundError:
-            path.mkdir(mode=_MADE_MODE)
+            path.mkdir(mode=_MADE_MODE, exist_ok=True)  # another process may be as far
             found = path.lstat()
         yield path, found
         if not stat.S_ISLNK(found.st_mode):
@@ -93,13 +94,16 @@ def _check_content(folder: Path, advice: str) -> None:
     for where, _, names in os.walk(folder):
         for name in ("", *names):
             path = Path(where, name)
-            _check(path, path.lstat(), advice)
+            with contextlib.suppress(FileNotFoundError):  # gone meanwhile, as what numba writes before it has its name
+                _check(path, path.lstat(), advice)
 
 
 def _is_own_group(gid: int) -> bool:
-    """The one that many systems make with a user: of the same name, with nobody else in it."""
+    """The one that many systems make with a user: of the same name, with nobody else in it, whose first group or
+    whose further one it is."""
     try:
         name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(gid)
     except KeyError:
         return False
-    return group.gr_name == name and set(group.gr_mem) <= {name}
+    members = {*group.gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == gid)}
+    return group.gr_name == name and members <= {name}

@@ -1,8 +1,11 @@
 """Client channels: keep-alive that notices a dead peer within seconds, fast reconnects, message limits."""
 
+import asyncio
+from typing import Protocol
+
 import grpc.aio
 
-from weir.core.addresses import is_unix
+from weir.core.addresses import UNIX, is_unix
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Above what any field limit allows, so that a prompt that is too long is answered with the field's name."""
@@ -36,3 +39,38 @@ def make_channel(address: str) -> grpc.aio.Channel:
         # The default authority of a Unix socket is its escaped path, which other implementations refuse.
         options.append(("grpc.default_authority", "localhost"))
     return grpc.aio.insecure_channel(address, options=options)
+
+
+class Dialer(Protocol):
+    """How a process reaches others of its stack, by HOST:PORT or unix:/PATH."""
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        """A channel that connects lazily and reconnects by itself. Whoever opens it closes it."""
+        ...
+
+    async def is_refused(self, address: str, timeout_s: float) -> bool:
+        """Whether nobody listens there: its process is gone. False where there is no answer within `timeout_s`."""
+        ...
+
+
+class PlainDialer:
+    """Without TLS: for what only processes of one user, or of one private network, reach."""
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        return make_channel(address)
+
+    async def is_refused(self, address: str, timeout_s: float) -> bool:
+        """As a connection shows that is opened for nothing else."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                if is_unix(address):
+                    _, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
+                else:
+                    host, _, port = address.rpartition(":")
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False

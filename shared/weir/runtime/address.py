@@ -9,6 +9,7 @@ import secrets
 import socket
 import stat
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import grpc.aio
 
@@ -95,7 +96,7 @@ def find_unreachable(address: str, nats_url: str) -> str | None:
 
 
 def _host_of(url: str) -> str:
-    return url.rpartition("//")[2].rpartition("@")[2].rpartition(":")[0]
+    return urlsplit(url).hostname or ""
 
 
 def _add_port(server: grpc.aio.Server, listen: str, name: str) -> int:

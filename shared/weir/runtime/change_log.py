@@ -8,6 +8,8 @@ Not the life events of requests, which `weir.bus.audit` keeps. There is never a 
 digest stand for it, nor anything of a request. A value that was refused is not repeated: it may be a key by mistake.
 """
 
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -94,8 +96,8 @@ def new_correlation_id() -> str:
 class ChangeLog:
     """Of one process, which alone writes to `path`. None: changes are in the process' log alone.
 
-    At `max_bytes` the file is put aside, and `num_kept` of them stay. Who is denied could fill it: of that
-    `max_denials` a minute are written, and the next line says how many were not.
+    At `max_bytes` the file is put aside, and `num_kept` of them stay. What is not done could fill it, since anybody may
+    ask: of that `max_failures` a minute are written, and the next line says how many were not.
     """
 
     def __init__(
@@ -105,14 +107,14 @@ class ChangeLog:
         *,
         max_bytes: int = 1 << 20,
         num_kept: int = 4,
-        max_denials: int = 10,
+        max_failures: int = 10,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
         self._process = process
         self._max_bytes = max_bytes
         self._num_kept = num_kept
-        self._max_denials = max_denials
+        self._max_failures = max_failures
         self._now_s = now_s
         self._window_began_s = 0.0
         self._num_in_window = 0
@@ -124,12 +126,12 @@ class ChangeLog:
     def write(self, change: Change) -> None:
         """A file that cannot be written keeps nobody from changing anything: it is told, and counted."""
         now_s = self._now_s()
-        if change.result == "denied" and not self._may_say(now_s):
+        if change.result != "done" and not self._may_say(now_s):
             self._num_unsaid += 1
             return
         fields = {name: value for name, value in asdict(change).items() if value}
         if self._num_unsaid:
-            fields["num_denied_before"] = self._num_unsaid
+            fields["num_failures_before"] = self._num_unsaid
             self._num_unsaid = 0
         logger.info("change", extra=fields)
         if self._path is None:
@@ -147,7 +149,8 @@ class ChangeLog:
         """What was done by one call."""
         for one in told:
             before, after = shown_value(one.before), shown_value(one.after)
-            self.write(Change(actor, action, one.object, "done", before, after, correlation_id=correlation_id))
+            name = shown_name(one.object)
+            self.write(Change(actor, action, name, "done", before, after, correlation_id=correlation_id))
 
     def write_failure(
         self, actor: str, action: str, objects: Iterable[str], error: WeirError, correlation_id: str
@@ -164,18 +167,20 @@ class ChangeLog:
         if not 0 <= now_s - self._window_began_s < _WINDOW_S:
             self._window_began_s, self._num_in_window = now_s, 0
         self._num_in_window += 1
-        return self._num_in_window <= self._max_denials
+        return self._num_in_window <= self._max_failures
 
     def _append(self, path: Path, line: bytes) -> None:
         """Raises OSError."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(FileNotFoundError):
+            if path.lstat().st_size + len(line) > self._max_bytes:
+                self._put_aside(path)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o600)
         try:
-            if os.fstat(descriptor).st_size + len(line) > self._max_bytes:
-                self._put_aside(path)
-                os.close(descriptor)
-                descriptor = os.open(path, flags, 0o600)
-            os.write(descriptor, line)
+            size = os.fstat(descriptor).st_size
+            if os.write(descriptor, line) < len(line):  # the next line must not begin amid this one
+                os.ftruncate(descriptor, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         finally:
             os.close(descriptor)
 
@@ -191,7 +196,11 @@ def read_changes(folder: Path) -> Iterator[dict[str, Any]]:
     """Of all processes that keep theirs in this folder, oldest first. A line that was cut is left out."""
     found: list[dict[str, Any]] = []
     for path in folder.glob(FILES):
-        for line in path.read_text(errors="replace").splitlines():
+        try:
+            text = path.read_text(errors="replace")
+        except FileNotFoundError:  # put aside meanwhile; what was in it is in the next one
+            continue
+        for line in text.splitlines():
             try:
                 change = json.loads(line)
             except ValueError:

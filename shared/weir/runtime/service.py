@@ -25,6 +25,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from opentelemetry.trace import Tracer
 
+from weir.core.clock import Clock, SystemClock
 from weir.core.errors import WeirError
 from weir.core.trusted_folder import UntrustedFolder
 from weir.model.errors import ModelError
@@ -101,6 +102,7 @@ class ServiceContext(Generic[_ConfigT]):
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     notes: list[str] = field(default_factory=list)
     access: RpcAccess = field(default_factory=lambda: RpcAccess(Port.INNER))
+    clock: Clock = field(default_factory=SystemClock)
 
     def in_role(self, role: str, process_id: str, config: _OtherConfigT) -> "ServiceContext[_OtherConfigT]":
         """For a part of the process that is known under a role and an id of its own."""
@@ -116,6 +118,7 @@ class ServiceContext(Generic[_ConfigT]):
             self.resources,
             self.notes,
             self.access,
+            self.clock,
         )
 
 

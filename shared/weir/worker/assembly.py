@@ -12,7 +12,7 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.kv.memory.device import ArenaMemory, try_memory_kind
 from weir.kv.messages import HandedOff
-from weir.rpc.arena.client import ArenaClient
+from weir.rpc.arena.client import ArenaClient, WorkerIdentity
 from weir.runtime.address import find_unreachable
 from weir.runtime.service import ServiceContext
 from weir.worker.arena.arena import Arena
@@ -69,10 +69,7 @@ def make_shell(
     def make_arena(on_handed_off: Callable[[HandedOff], None]) -> Arena:
         return ArenaClient(
             config.arena_socket_path,
-            context.process_id,
-            context.role,
-            spec.page_bytes,
-            spec.digest,
+            WorkerIdentity(context.process_id, context.role, spec.page_bytes, spec.digest),
             on_handed_off,
             memory_kind.open if memory_kind is not None else None,
         )

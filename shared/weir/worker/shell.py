@@ -18,7 +18,7 @@ from weir.bus.configuration import WorkerRules
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
-from weir.core.clock import Clock, SystemClock
+from weir.core.clock import Clock
 from weir.core.errors import InvalidRequest
 from weir.engine.batching.batcher import Batcher
 from weir.engine.counters import EngineCounters
@@ -137,7 +137,7 @@ class WorkerShell:
     ) -> None:
         """Made in the event loop. `load_model` runs in a thread of its own and may take seconds. `connect_bus` raises
         BusError; the bus is closed by `stop`."""
-        clock = SystemClock()
+        clock = context.clock
         self._context: ServiceContext[Any] = context
         self._config: WorkerConfig = context.config
         self._model = model

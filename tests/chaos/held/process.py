@@ -21,7 +21,7 @@ from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
 from weir.rpc.access import Callers
-from weir.rpc.arena.client import ArenaClient
+from weir.rpc.arena.client import ArenaClient, WorkerIdentity
 from weir.rpc.body_budget import BodyBudget
 from weir.rpc.port_guard import PortGuard, PortLimits
 from weir.runtime.config import load_config
@@ -102,7 +102,9 @@ async def _build_worker(context: ServiceContext[_ConfigT], make_role: Callable[[
 
     def make_arena(on_handed_off: Callable[[HandedOff], None]) -> Arena:
         socket, worker_id = config.arena_socket_path, context.process_id
-        return ArenaClient(socket, worker_id, context.role, PAGE_BYTES, MODEL_DIGEST, on_handed_off, None)
+        return ArenaClient(
+            socket, WorkerIdentity(worker_id, context.role, PAGE_BYTES, MODEL_DIGEST), on_handed_off, None
+        )
 
     def load_model(memory: ArenaMemory) -> LoadedModel:
         pages = memory.segment.pages

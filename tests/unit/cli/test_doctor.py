@@ -46,6 +46,9 @@ def test_a_cache_of_kernels_that_others_can_write_is_in_the_way(
 ) -> None:
     monkeypatch.setenv("WEIR_CACHE", str(tmp_path))
     assert not [one for one in doctor._arithmetic(2, set()) if one.what == "kernels"]
-    (tmp_path / "kernels").chmod(0o777)
-    (finding,) = (one for one in doctor._arithmetic(2, set()) if one.what == "kernels")
-    assert (finding.verdict, "has mode 0777" in finding.found) == ("missing", True)
+    of_one_machine = tmp_path / "kernels" / "avx2-1f"
+    of_one_machine.mkdir()
+    for folder in (of_one_machine, tmp_path / "kernels"):
+        folder.chmod(0o777)
+        (finding,) = (one for one in doctor._arithmetic(2, set()) if one.what == "kernels")
+        assert (finding.verdict, f"{folder} has mode 0777" in finding.found) == ("missing", True)

@@ -79,8 +79,14 @@ def test_the_group_of_the_same_name_with_nobody_else_in_it_may_write(
     cache.chmod(0o775)
     for members, is_good in (([], True), (["ada"], True), (["ada", "eve"], False)):
         monkeypatch.setattr(pwd, "getpwuid", lambda uid: _Named(pw_name="ada"))
+        monkeypatch.setattr(pwd, "getpwall", list)
         group = _Named(gr_name="ada", gr_mem=members)
         monkeypatch.setattr(grp, "getgrgid", lambda gid, group=group: group)
+        assert refuses(lambda: check(cache)) != is_good
+    group = _Named(gr_name="ada", gr_mem=[])
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
+    for eves_gid, is_good in ((cache.stat().st_gid, False), (cache.stat().st_gid + 1, True)):
+        monkeypatch.setattr(pwd, "getpwall", lambda gid=eves_gid: [_Named(pw_name="eve", pw_gid=gid)])
         assert refuses(lambda: check(cache)) != is_good
     monkeypatch.setattr(grp, "getgrgid", lambda gid: _Named(gr_name="users", gr_mem=[]))
     assert refuses(lambda: check(cache))
@@ -158,3 +164,26 @@ def refuses(call: Callable[[], None]) -> bool:
 class _Named:
     def __init__(self, **fields: object) -> None:
         vars(self).update(fields)
+
+
+def test_one_that_another_process_makes_in_that_moment_serves_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def make_after_another(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        make(self, mode)
+        make(self, mode, parents, exist_ok)
+
+    monkeypatch.setattr(Path, "mkdir", make_after_another)
+    make_trusted_folder(tmp_path / "cache" / "kernels", tmp_path / "cache", ADVICE)
+
+
+def test_a_file_that_is_gone_when_it_is_looked_at_is_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (cache, cache / "kernels", cache / "kernels" / "avx2-1f"):
+        folder.chmod(0o755)
+    walk = os.walk
+    monkeypatch.setattr(
+        os, "walk", lambda top: ((where, names, [*files, "tmp.1"]) for where, names, files in walk(top))
+    )
+    check(cache)

@@ -112,6 +112,24 @@ async def test_a_long_head_that_keeps_to_the_bound_is_taken(port: int) -> None:
     assert answer.endswith(b"answer 1.")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: here\r\n",
+        HEAD + b"X-Long: " + b"a" * 100_000 + b"\r\n",
+        HEAD + b"X-Many: a\r\n" * 10_000,
+    ],
+    ids=["path", "field", "fields"],
+)
+async def test_a_head_over_the_bound_is_refused_though_it_comes_whole_and_has_no_body(
+    port: int, served: Served, head: bytes
+) -> None:
+    for _ in range(5):  # so much comes in one read, or in two
+        answer = await ask(port, head + b"Content-Length: 0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+    assert served.bodies == []
+
+
 async def test_a_body_in_many_small_chunks_is_taken_whatever_their_frames_come_to(port: int, served: Served) -> None:
     chunks = b"".join(b"1;a=%06d\r\n.\r\n" % index for index in range(20_000))
     answer = await ask(port, HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")

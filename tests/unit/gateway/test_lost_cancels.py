@@ -12,9 +12,10 @@ from tests.unit.gateway.world import FAST, World, open_world
 from weir.core.clock import ManualClock
 from weir.core.errors import Unavailable, WeirError
 from weir.core.life import Attempt
+from weir.rpc.channel import PlainDialer
 from weir.wire.v1 import worker_pb2
 from weir_gateway.driving.adoption import AdoptionSettings
-from weir_gateway.workers.connection import WorkerEndpoint
+from weir_gateway.workers.connection import Dialing, WorkerEndpoint
 from weir_gateway.workers.connections import WorkerConnections
 
 
@@ -92,7 +93,10 @@ async def test_a_request_that_goes_on_after_its_cancel_was_confirmed_is_cancelle
 async def test_cancels_for_workers_that_never_come_back_are_not_kept_for_ever() -> None:
     clock = ManualClock()
     connections = WorkerConnections(
-        "gateway-0-00000000", FAST.connections, clock, peers_of=lambda worker_id: [], is_wanted=lambda *attempt: False
+        Dialing("gateway-0-00000000", PlainDialer(), FAST.connections),
+        clock,
+        peers_of=lambda worker_id: [],
+        is_wanted=lambda *attempt: False,
     )
     for index in range(3):
         connections.cancel(f"decode-{index}", "a", Attempt())
@@ -130,8 +134,7 @@ def adopted(world: World, index: int, text: str, *, adoption: int) -> worker_pb2
 async def test_once_they_are_closed_no_connection_is_opened_for_a_cancel() -> None:
     peer = WorkerEndpoint("decode-1", "127.0.0.1:1")
     connections = WorkerConnections(
-        "gateway-0-00000000",
-        FAST.connections,
+        Dialing("gateway-0-00000000", PlainDialer(), FAST.connections),
         ManualClock(),
         peers_of=lambda worker_id: [peer],
         is_wanted=lambda *attempt: False,

@@ -210,3 +210,13 @@ async def test_what_its_worker_waited_for_and_who_went_on_explains_a_phase() -> 
     assert ("hand_off", 2) not in phases
     summary = recent.find("id").summary
     assert (summary.num_dispatches, summary.num_preemptions, summary.longest_phase) == (2, 2, "prefill")
+
+
+@pytest.mark.parametrize("name", ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"])
+async def test_who_asks_through_a_proxy_on_this_host_is_not_taken_for_somebody_here(
+    http: httpx.AsyncClient, name: str
+) -> None:
+    assert (await http.get("/debug/requests")).status_code == 200
+    refused = await http.get("/debug/requests", headers={name: "203.0.113.7"})
+    assert refused.status_code == 403
+    assert "on the gateway's own host alone" in refused.json()["error"]["message"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from weir.core.cache_dir import check_triton_cache
 from weir.core.trusted_folder import UntrustedFolder
-from weir.model.triton.load import check_triton_cache
 
 
 @pytest.mark.parametrize("variable", ["TRITON_CACHE_DIR", "TRITON_HOME"])

@@ -196,6 +196,7 @@ def test_others_reach_a_process_by_what_it_advertises(listen: str, advertise_hos
     [
         ("127.0.0.1:7", "nats://127.0.0.1:4222", False),
         ("127.0.0.1:7", "nats://localhost:4222", False),
+        ("127.0.0.1:7", "nats://127.0.0.1", False),
         ("127.0.0.1:7", "nats://user:p@ss@[::1]:4222", False),
         ("10.0.0.7:7", "nats://nats.internal:4222", False),
         ("127.0.0.1:7", "nats://nats.internal:4222", True),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -75,16 +76,16 @@ def test_files_are_bounded_in_size_and_number_and_read_back_in_order(tmp_path: P
 
 def test_denials_are_so_many_a_minute_and_the_next_line_counts_the_others(tmp_path: Path) -> None:
     path, now_s = tmp_path / "changes-a.jsonl", 0.0
-    log = ChangeLog(path, "a", max_denials=3, now_s=lambda: now_s)
+    log = ChangeLog(path, "a", max_failures=3, now_s=lambda: now_s)
     for _ in range(10):
         log.write(DENIED)
     assert len(lines(path)) == 3
     log.write(DONE)
-    assert lines(path)[-1] | {"num_denied_before": 7} == lines(path)[-1]
+    assert lines(path)[-1] | {"num_failures_before": 7} == lines(path)[-1]
     log.write(DENIED)
     now_s = 60.0
     log.write(DENIED)
-    assert [line.get("num_denied_before") for line in lines(path)] == [None, None, None, 7, 1]
+    assert [line.get("num_failures_before") for line in lines(path)] == [None, None, None, 7, 1]
 
 
 def test_a_file_that_cannot_be_written_is_told_and_stops_nobody(
@@ -98,6 +99,26 @@ def test_a_file_that_cannot_be_written_is_told_and_stops_nobody(
     assert not elsewhere.exists()
     assert log.metrics() == {"changes_written_total": 0.0, "changes_lost_total": 1.0}
     assert "a change cannot be written" in caplog.text
+
+
+def test_a_line_that_the_disk_cuts_is_taken_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "changes-a.jsonl"
+    log = ChangeLog(path, "a")
+    log.write(DONE)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    log.write(DONE)
+    monkeypatch.undo()
+    log.write(DONE)
+    assert len(lines(path)) == 2
+    assert log.metrics() == {"changes_written_total": 2.0, "changes_lost_total": 1.0}
+
+
+def test_a_pipe_that_nobody_reads_stops_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "changes-a.jsonl")
+    log = ChangeLog(tmp_path / "changes-a.jsonl", "a")
+    log.write(DONE)
+    assert log.num_lost == 1
 
 
 @pytest.mark.parametrize(
@@ -120,8 +141,8 @@ def test_a_key_in_the_wrong_place_is_not_repeated(tmp_path: Path) -> None:
     refusal = InvalidRequest([FieldViolation(key, f"{key} is no setting")])
     log.write_failure("here", "set limits", [key, f"tenants.{key}"], refusal, "c")
     digest = key_digest(key).hex()
-    told = Told("tenants.acme.api_key_digests", "[]", f'["{digest}"]')
-    log.write_all("here", "set limits", [told], "c")
+    told = [Told(f"tenants.{key}.weight", "1", "2"), Told("tenants.acme.api_key_digests", "[]", f'["{digest}"]')]
+    log.write_all("here", "set limits", told, "c")
     text = path.read_text()
     assert key not in text
     assert digest not in text

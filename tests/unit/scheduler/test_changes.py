@@ -48,7 +48,7 @@ async def stack(limits_path: Path) -> AsyncIterator[Stack]:
 
 @pytest.fixture
 async def scheduler(stack: Stack, tmp_path: Path) -> SchedulerComponent:
-    stack.changes = ChangeLog(tmp_path / "changes-s0.jsonl", "s0", max_denials=4)
+    stack.changes = ChangeLog(tmp_path / "changes-s0.jsonl", "s0", max_failures=4)
     return await stack.add_scheduler()
 
 
@@ -101,7 +101,7 @@ async def test_who_is_denied_stands_there_some_times_a_minute_and_no_key_does(
     kinds = [change["actor"].partition(":")[0] for change in denied]
     assert kinds == ["nobody", "tenant-key", "unknown-key", "unknown-key"]
     assert {change["object"] for change in denied} == {"weir.v1.Scheduling/SetPolicy"}
-    assert (done["actor"], done["num_denied_before"]) == (ADMIN, 9)
+    assert (done["actor"], done["num_failures_before"]) == (ADMIN, 9)
     text = (tmp_path / "changes-s0.jsonl").read_text()
     assert not any(key in text or key_digest(key).hex() in text for key in (TENANT_KEY, ADMIN_KEY))
 

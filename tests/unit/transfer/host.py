@@ -16,7 +16,7 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import claim_segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.records.record import SequenceParams
-from weir.rpc.arena.client import ArenaClient, HandedOff
+from weir.rpc.arena.client import ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.messages import ArenaSettings
@@ -78,7 +78,7 @@ class Host:
         self.service.release()
 
     async def client(self, worker_id: str, on_handed_off: Callable[[HandedOff], None] = print) -> ArenaClient:
-        made = ArenaClient(self.socket_path, worker_id, "decode", 4096, "digest", on_handed_off)
+        made = ArenaClient(self.socket_path, WorkerIdentity(worker_id, "decode", 4096, "digest"), on_handed_off)
         await made.start(5)
         self._clients.append(made)
         return made

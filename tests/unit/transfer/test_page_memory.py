@@ -14,7 +14,7 @@ from weir.core.errors import Unavailable
 from weir.core.process import ProcessIdentity
 from weir.kv.layout import layout_of
 from weir.kv.memory.device import HostMemory
-from weir.rpc.arena.client import ArenaClient
+from weir.rpc.arena.client import ArenaClient, WorkerIdentity
 from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.config import ConfigError
 from weir_transfer.arena import claim_arena
@@ -81,7 +81,9 @@ class DeviceHost:
         return PretendedProcess() if self.are_workers_alive else None
 
     def client(self, worker_id: str) -> ArenaClient:
-        return ArenaClient(self.socket_path, worker_id, "decode", PAGE_BYTES, "digest", print, HostMemory.open)
+        return ArenaClient(
+            self.socket_path, WorkerIdentity(worker_id, "decode", PAGE_BYTES, "digest"), print, HostMemory.open
+        )
 
 
 @pytest.fixture
@@ -155,7 +157,7 @@ async def test_a_service_ends_when_the_last_worker_with_its_pages_goes(host: Dev
 
 
 async def test_a_worker_without_a_device_is_told_why_it_gets_no_lease(host: DeviceHost) -> None:
-    client = ArenaClient(host.socket_path, "w", "decode", PAGE_BYTES, "digest", print)
+    client = ArenaClient(host.socket_path, WorkerIdentity("w", "decode", PAGE_BYTES, "digest"), print)
     with pytest.raises(Unavailable, match="pages of its arena are on a device, and this worker computes on the CPU"):
         await client.start(5)
 

@@ -10,7 +10,7 @@ from tests.unit.transfer.host import ATTEMPT, Host, until, write_sequence
 
 from weir.core.errors import Overloaded, Unavailable
 from weir.core.process import own_pid_namespace
-from weir.rpc.arena.client import ArenaClient, HandedOff
+from weir.rpc.arena.client import ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 from weir_transfer import lease_keeper
@@ -90,7 +90,7 @@ async def test_a_worker_of_another_pid_namespace_is_refused_with_advice(host: Ho
 
 async def test_a_worker_whose_process_cannot_be_found_is_refused(host: Host) -> None:
     host.is_process_there = False
-    client = ArenaClient(host.socket_path, "w", "decode", 4096, "digest", print)
+    client = ArenaClient(host.socket_path, WorkerIdentity("w", "decode", 4096, "digest"), print)
     with pytest.raises(Unavailable, match=r"refuses this worker: ProcessIdentity.* does not exist"):
         await client.start(5)
 
@@ -103,7 +103,7 @@ async def test_a_stream_that_does_not_begin_with_register_is_refused(host: Host)
 
 
 async def test_a_service_that_is_not_there_is_waited_for_and_then_named(tmp_path: Path) -> None:
-    client = ArenaClient(tmp_path / "none.sock", "w", "decode", 4096, "digest", print)
+    client = ArenaClient(tmp_path / "none.sock", WorkerIdentity("w", "decode", 4096, "digest"), print)
     with pytest.raises(Unavailable, match="does not answer"):
         await client.start(0.3)
 

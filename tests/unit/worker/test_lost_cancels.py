@@ -11,8 +11,9 @@ from tests.unit.worker.rig import GATEWAY, Rig, eventually, resume_command, runn
 from weir.core.clock import SystemClock
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
+from weir.rpc.channel import PlainDialer
 from weir.wire.v1 import worker_pb2
-from weir_gateway.workers.connection import ConnectionSettings, WorkerEndpoint
+from weir_gateway.workers.connection import ConnectionSettings, Dialing, WorkerEndpoint
 from weir_gateway.workers.connections import WorkerConnections
 
 
@@ -92,8 +93,7 @@ async def patient_rig() -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def opened_connections(lost_after_s: float) -> AsyncIterator[WorkerConnections]:
     connections = WorkerConnections(
-        GATEWAY,
-        ConnectionSettings(lost_after_s=lost_after_s),
+        Dialing(GATEWAY, PlainDialer(), ConnectionSettings(lost_after_s=lost_after_s)),
         SystemClock(),
         peers_of=lambda worker_id: [],
         is_wanted=lambda *attempt: False,

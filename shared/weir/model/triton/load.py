@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from weir.core.cache_dir import check_triton_cache
 from weir.core.device import FP8_MATRICES, INT8_PAGES, Arithmetic, Device, Precision
-from weir.core.trusted_folder import make_trusted_folder
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.cuda import CudaDriverError
 from weir.kv.memory.device import DeviceMemory, try_memory_kind
@@ -105,13 +105,6 @@ def start_device(device: Device, num_threads: int) -> None:
         check_triton_cache(os.environ)
         torch.cuda.init()  # type: ignore[no-untyped-call]
     import weir.model.triton.runner  # noqa: F401, PLC0415 - and with it Triton, which `_begin` has to come before
-
-
-def check_triton_cache(environ: Mapping[str, str]) -> None:
-    """Triton loads from it what it runs, in this process and on the GPU. Raises UntrustedFolder."""
-    home = Path(environ.get("TRITON_HOME") or Path.home())
-    folder = Path(environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
-    make_trusted_folder(folder, folder, "set TRITON_CACHE_DIR to a folder of your own")
 
 
 def load_on_device(

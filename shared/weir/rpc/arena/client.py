@@ -6,6 +6,7 @@ that calls carry, calls of an ended one are refused, and with every new one the 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,12 +21,12 @@ from weir.kv.memory.device import ArenaMemory
 from weir.kv.memory.server import OpenMemory
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.rpc.arena.lease_stream import Holdings, LeaseStream
-from weir.rpc.channel import make_channel
+from weir.rpc.channel import Dialer, PlainDialer
 from weir.rpc.conversions import attempt_to_pb
 from weir.rpc.errors import from_rpc_error
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 
-__all__ = ["Acquired", "ArenaClient", "HandOffReceipt", "HandedOff"]
+__all__ = ["Acquired", "ArenaClient", "HandOffReceipt", "HandedOff", "WorkerIdentity"]
 
 _CALL_TIMEOUT_S = 3.0
 _CALL_DEADLINE_S = 10.0
@@ -43,6 +44,16 @@ _WITHOUT_ANSWER = (
 """The attachment has ended, or the call may have happened."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """What a worker says of itself to get a lease. `page_bytes` of a page of its model, all layers."""
+
+    worker_id: str
+    role: str
+    page_bytes: int
+    model_digest: str
+
+
 class ArenaClient:
     """One lease. Make and use it in one event loop; that loop must not be blocked for longer than the lease lives.
 
@@ -52,21 +63,19 @@ class ArenaClient:
     def __init__(
         self,
         socket_path: Path,
-        worker_id: str,
-        role: str,
-        page_bytes: int,
-        model_digest: str,
+        worker: WorkerIdentity,
         on_handed_off: Callable[[HandedOff], None],
         open_memory: OpenMemory | None = None,
+        dialer: Dialer | None = None,
     ) -> None:
         """`on_handed_off` is called in the event loop, once for each sequence that comes to this lease.
 
         `open_memory` maps page memory that is not in the segment; None for a worker that computes on the CPU.
         """
         registration = arena_pb2.Register(
-            worker_id=worker_id, role=role, page_bytes=page_bytes, model_digest=model_digest
+            worker_id=worker.worker_id, role=worker.role, page_bytes=worker.page_bytes, model_digest=worker.model_digest
         )
-        self._channel = make_channel(f"unix:{socket_path}")
+        self._channel = (dialer or PlainDialer()).open(f"unix:{socket_path}")
         self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
         self._holdings = Holdings()
         self._sealing: set[asyncio.Future[None]] = set()

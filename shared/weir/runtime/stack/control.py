@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable, WeirError
 from weir.core.fields import parse_toml
-from weir.runtime.change_log import HERE, ChangeLog, Told, new_correlation_id, shown_name
+from weir.runtime.change_log import HERE, ChangeLog, Told, new_correlation_id
 from weir.runtime.stack.model_changes import ModelChanges
 from weir.runtime.stack.models import StackModel
 
@@ -96,7 +96,7 @@ class _Control:
         except WeirError as error:
             self._log.write_failure(HERE, action, [name], error, correlation_id)
             raise
-        self._log.write_all(HERE, action, [Told(shown_name(name), after=after)], correlation_id)
+        self._log.write_all(HERE, action, [Told(name, after=after)], correlation_id)
 
 
 def model_from_json(fields: Mapping[str, Any]) -> StackModel:

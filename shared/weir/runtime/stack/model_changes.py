@@ -19,6 +19,7 @@ from weir.model.files.source import resolve_model
 from weir.runtime.stack.models import MAX_MODELS, StackModel, StackModels, check_names, format_models
 from weir.runtime.stack.observe import try_describe
 from weir.runtime.stack.plan import ProcessSpec, StackConfig, plan_model, with_metrics
+from weir.runtime.stack.processes import is_running
 from weir.runtime.stack.state import Phase, ProcessState
 
 MODEL_ROLES = ("transfer", "prefill", "decode")
@@ -172,8 +173,9 @@ class ModelChanges:
 
     async def _num_open(self, gateway: ProcessState, name: str) -> int | None:
         """Requests of a model that it has; None: it does not serve it, or does not answer."""
-        admin_key = self._config.paths.try_read_admin_key() or ""
-        described = await try_describe(gateway, admin_key) if gateway.address else None
+        if gateway.identity is None or not is_running(gateway.identity) or not gateway.address:
+            return None  # somebody else may listen there, and is not to get the key
+        described = await try_describe(gateway, self._config.paths.try_read_admin_key() or "")
         value = None if described is None else dict(described.metrics).get(open_requests_metric(name))
         return None if value is None else int(value)
 

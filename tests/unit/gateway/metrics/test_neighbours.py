@@ -16,6 +16,7 @@ from weir.bus.messages import WorkerRecord
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.addresses import LOOPBACK
 from weir.core.clock import ManualClock
+from weir.rpc.channel import PlainDialer
 from weir.rpc.server import make_server
 from weir.runtime.admin import AdminService, Description, Identity
 from weir.wire.v1 import admin_pb2_grpc
@@ -66,7 +67,7 @@ async def test_who_has_answered_is_there_although_others_take_too_long() -> None
             worker_at(address, "prefill-0-cc", ""),
             *(worker_at(process.address, f"silent-{index}", "") for index in range(1, 9)),
         )
-        watch = NeighbourWatch(bus, SUBJECTS, ManualClock(), bounds)
+        watch = NeighbourWatch(bus, SUBJECTS, PlainDialer(), ManualClock(), bounds)
         async with asyncio.timeout(20):
             found = await watch.neighbours()
         await watch.close()
@@ -85,7 +86,7 @@ async def test_a_scrape_makes_nobody_check_itself() -> None:
     bus = InMemoryHub().connect()
     async with served("prefill", Description({"steps_total": 9.0}, check_integrity)) as address:
         await register(bus, worker_at(address, "prefill-0-cc", ""))
-        watch = NeighbourWatch(bus, SUBJECTS, ManualClock())
+        watch = NeighbourWatch(bus, SUBJECTS, PlainDialer(), ManualClock())
         assert len((await watch.neighbours()).workers) == 1
         await watch.close()
     assert checks == []
@@ -101,7 +102,7 @@ async def test_buckets_are_opened_once_however_many_scrape() -> None:
         return await open_bucket(name, **options)
 
     bus.bucket = counted  # type: ignore[method-assign]
-    watch = NeighbourWatch(bus, SUBJECTS, clock)
+    watch = NeighbourWatch(bus, SUBJECTS, PlainDialer(), clock)
     for _ in range(3):
         await watch.neighbours()
         clock.advance(2.0)

@@ -1,0 +1,23 @@
+"""Each attempt against a running stack is refused, with the status that its row names."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from tests.attacks.__main__ import ATTEMPTS
+from tests.attacks.attempt import Attempt, Scene, open_scene
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with open_scene(tmp_path_factory.mktemp("scene")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: f"{attempt.finding[0]} {attempt.what}")
+async def test_it_is_refused(scene: Scene, attempt: Attempt) -> None:
+    if attempt.needs_root and os.getuid() != 0:
+        pytest.skip("only root can be another user")
+    assert await attempt.run(scene) == attempt.expected
