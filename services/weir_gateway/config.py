@@ -16,6 +16,7 @@ from weir.runtime.stack.models import (
 )
 
 _MAX_REQUESTS = 65_536
+_MIN_SHARE, _MAX_SHARE = 0.01, 2  # of all threads that prepare
 _MAX_PROMPTS = 4096  # times 16 answers each: as many ids as a request has
 _LISTED_PROMPT_BYTES = 64 << 10
 _MAX_LOG_MB = 1 << 20
@@ -57,6 +58,10 @@ class GatewayConfig(ServiceConfig):
     )
     max_bodies_bytes: ByteSize = setting(
         256 << 20, "Bytes of requests that are being read at once at most, by gRPC and HTTP together."
+    )
+    prepare_share: float = setting(
+        0.25,
+        "Of a core, what one tenant's long bodies and prompts may take to be read and prepared while others ask too.",
     )
     max_context_tokens: int = setting(
         0, "Prompt and output of a request together. 0: the model's context, or the workers'."
@@ -147,6 +152,7 @@ class GatewayConfig(ServiceConfig):
         if self.max_bodies_bytes < self.message_bytes:
             limit = f"must be at least the {self.message_bytes} of one gRPC message"
             raise ValueError(f"max_bodies_bytes {self.max_bodies_bytes}: {limit}")
+        check_range(self, "prepare_share", _MIN_SHARE, _MAX_SHARE)
         check_range(self, "adopter_wait_s", 0, _MAX_ADOPTER_WAIT_S)
         check_range(self, "claim_wait_s", 0, _MAX_CLAIM_WAIT_S)
         check_range(self, "max_kept", 0, _MAX_REQUESTS)

@@ -44,8 +44,11 @@ from weir_gateway.requests.validation import (
 )
 from weir_gateway.tenant_threads import TenantThreads
 from weir_gateway.tokenization import PromptTokenizer, Tokenization
+from weir_gateway.work_shares import WorkShares
 
 _NUM_THREADS = 2
+_PREPARE_BURST_S = 0.5
+"""Of work for one tenant at once, before its share counts."""
 _LAST_DELTA_S = 0.1
 """What the last delta at a deadline needs to reach its client."""
 
@@ -74,7 +77,8 @@ class InputProcessor:
         self.audit: AuditWriter | None = None  # hears of each end
         self._clock = spans.clock
         self._pace = OutputPace(self._clock)
-        self.threads = TenantThreads(_NUM_THREADS, "prompts")
+        shares = WorkShares(limits.prepare_share, _PREPARE_BURST_S, self._clock)
+        self.threads = TenantThreads(_NUM_THREADS, "prompts", shares)
         self._tokenizer = PromptTokenizer(self.threads)
         self.tokenization = Tokenization(models, limits, driver, self._tokenizer)
         self._metrics = RequestMetrics()

@@ -61,6 +61,7 @@ class GatewaySettings:
                 max_prompt_bytes=config.max_prompt_bytes,
                 max_prompts=config.max_prompts,
                 max_prompt_logprobs=config.max_prompt_logprobs,
+                prepare_share=config.prepare_share,
             ),
             keys=KeySettings(
                 resume_s=config.resume_s, max_kept=config.max_kept, max_kept_bytes=config.max_kept_mb << 20

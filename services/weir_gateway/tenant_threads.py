@@ -1,6 +1,7 @@
 """Threads for what takes long, so that the event loop goes on with the others, and in which tenants take turns."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from weir.core.errors import Unavailable
 from weir.core.shares import Holder
 from weir.core.turns import TurnQueue
+from weir_gateway.work_shares import WorkShares
 
 _RETRY_AFTER_S = 1.0
 _ResultT = TypeVar("_ResultT")
@@ -24,15 +26,18 @@ class _Job:
 
 
 class TenantThreads:
-    """Owns its threads. A tenant that has peers never has the last free one: whoever sends what takes long, in a row or
-    all at once, waits for himself. Of one event loop."""
+    """Owns its threads. A tenant that has peers never has the last free one, and has no more of a core's time than its
+    share: whoever sends what takes long, in a row or all at once, waits for himself. Of one event loop."""
 
-    def __init__(self, num_threads: int, name: str) -> None:
+    def __init__(self, num_threads: int, name: str, shares: WorkShares) -> None:
         self._num_threads = num_threads
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._waiting: TurnQueue[_Job] = TurnQueue()
         self._num_running: Counter[str] = Counter()
         """By tenant."""
+        self._shares = shares
+        self._timer: asyncio.TimerHandle | None = None
+        """To look again at who has had his share."""
         self._is_closed = False
 
     @property
@@ -42,6 +47,7 @@ class TenantThreads:
     async def run(self, caller: Holder, work: Callable[[], _ResultT], *, is_short: bool) -> _ResultT:
         """What `work` returns or raises. What is short is done here and now. Once begun it is done to its end, also for
         one who has left meanwhile. Raises Unavailable after the end."""
+        self._shares.note(caller.tenant)
         if is_short:
             return work()
         if self._is_closed:
@@ -56,6 +62,13 @@ class TenantThreads:
             raise
         return result
 
+    def charge(self, caller: Holder, work_s: float) -> None:
+        """For what was done for it elsewhere."""
+        self._shares.add(caller.tenant, work_s)
+
+    def has_had_its_share(self, caller: Holder) -> bool:
+        return self._shares.wait_s(caller) > 0
+
     def close(self) -> None:
         """Of what waits nothing is done."""
         self._is_closed = True
@@ -63,23 +76,38 @@ class TenantThreads:
             waiting = self._waiting.pop(head[0]).done
             if not waiting.done():
                 waiting.set_exception(_closed())
+        self._look_again_in(0.0)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _start_next(self) -> None:
         while self._num_running.total() < self._num_threads and (job := self._try_next()) is not None:
             self._waiting.pop(job.caller.tenant)
             self._num_running[job.caller.tenant] += 1
-            running = asyncio.get_running_loop().run_in_executor(self._executor, job.work)
-            running.add_done_callback(partial(self._end, job))
+            took_s: list[float] = []
+            running = asyncio.get_running_loop().run_in_executor(self._executor, _timed, job.work, took_s)
+            running.add_done_callback(partial(self._end, job, took_s))
 
     def _try_next(self) -> _Job | None:
+        waits_s = []
         for tenant, job in self._waiting.heads():
             limit = max(1, self._num_threads - 1) if job.caller.has_peers else self._num_threads
-            if self._num_running[tenant] < limit:
+            wait_s = self._shares.wait_s(job.caller)
+            if self._num_running[tenant] < limit and not wait_s:
                 return job
+            waits_s.append(wait_s)
+        self._look_again_in(min(filter(None, waits_s), default=0.0))
         return None
 
-    def _end(self, job: _Job, ran: "asyncio.Future[Any]") -> None:
+    def _look_again_in(self, wait_s: float) -> None:
+        """0.0: when something ends or comes, and not before."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wait_s:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._start_next)
+
+    def _end(self, job: _Job, took_s: list[float], ran: "asyncio.Future[Any]") -> None:
+        self._shares.add(job.caller.tenant, sum(took_s))
         self._num_running[job.caller.tenant] -= 1
         if not self._num_running[job.caller.tenant]:
             del self._num_running[job.caller.tenant]
@@ -93,6 +121,15 @@ class TenantThreads:
         else:
             job.done.set_result(ran.result())
         self._start_next()
+
+
+def _timed(work: Callable[[], _ResultT], took_s: list[float]) -> _ResultT:
+    """In a thread. Its own time: what it waited for the interpreter's lock others had."""
+    began_s = time.thread_time()
+    try:
+        return work()
+    finally:
+        took_s.append(time.thread_time() - began_s)
 
 
 def _closed() -> Unavailable:

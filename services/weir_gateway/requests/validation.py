@@ -36,6 +36,8 @@ class Limits:
 
     Calls that ask for tokens, or their text, alone: `max_tokenize_calls` at a time, and `max_tokenize_calls_of_tenant`
     of one tenant, each for `tokenize_timeout_s`.
+
+    `prepare_share`: of a core, what long bodies and prompts of one tenant may take while others ask too.
     """
 
     default_max_tokens: int = 512
@@ -48,6 +50,7 @@ class Limits:
     max_tokenize_calls: int = 8
     max_tokenize_calls_of_tenant: int = 6
     tokenize_timeout_s: float = 30.0
+    prepare_share: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,16 @@
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 import pytest
 
+from weir.core.clock import ManualClock, SystemClock
 from weir.core.errors import Unavailable
 from weir_gateway.tenant_threads import TenantThreads
+from weir_gateway.work_shares import WorkShares
 
 
 class Peer(NamedTuple):
@@ -19,6 +22,7 @@ class Peer(NamedTuple):
 
 A, B, C = Peer("a"), Peer("b"), Peer("c")
 ALONE = Peer("a", has_peers=False)
+UNBOUNDED = WorkShares(1e6, 1e6, SystemClock())
 
 
 class Work:
@@ -49,13 +53,13 @@ class Work:
 
 @pytest.fixture
 async def threads() -> AsyncIterator[TenantThreads]:
-    made = TenantThreads(2, "test")
+    made = TenantThreads(2, "test", UNBOUNDED)
     yield made
     made.close()
 
 
 async def test_tenants_take_turns_whoever_came_first() -> None:
-    threads, work = TenantThreads(1, "test"), Work()
+    threads, work = TenantThreads(1, "test", UNBOUNDED), Work()
     async with asyncio.TaskGroup() as tasks:
         for caller, names in ((A, "12345"), (B, "xy"), (C, "z")):
             for name in names:
@@ -133,3 +137,39 @@ async def test_what_waits_at_the_end_is_not_done(threads: TenantThreads) -> None
         await asyncio.wait_for(threads.run(B, work.named("3"), is_short=False), 1)
     assert late.value.retry_after_s == 1.0
     assert (threads.num_waiting, work.begun) == (0, ["1"])
+
+
+def busy(for_s: float) -> None:
+    """Takes so much of a core."""
+    ends_s = time.thread_time() + for_s
+    while time.thread_time() < ends_s:
+        pass
+
+
+async def test_a_tenant_that_has_had_its_share_of_a_core_waits_while_others_ask() -> None:
+    clock = ManualClock()
+    shares = WorkShares(share=0.25, burst_s=0.01, clock=clock)
+    threads = TenantThreads(2, "test", shares)
+    for caller in (B, A):
+        await threads.run(caller, lambda: busy(0.05), is_short=False)
+    waiting = asyncio.create_task(threads.run(A, lambda: "done", is_short=False))
+    assert await asyncio.wait_for(threads.run(C, lambda: "at once", is_short=False), 5) == "at once"
+    assert not waiting.done()
+    assert threads.has_had_its_share(A)
+    assert not threads.has_had_its_share(C)
+    clock.advance(0.05 / 0.25 + 0.2)
+    assert await asyncio.wait_for(waiting, 5) == "done"
+    threads.close()
+
+
+async def test_what_was_done_elsewhere_counts_and_a_tenant_alone_waits_for_nothing() -> None:
+    clock = ManualClock()
+    threads = TenantThreads(2, "test", WorkShares(share=0.25, burst_s=0.01, clock=clock))
+    await threads.run(B, lambda: None, is_short=True)
+    for caller in (A, ALONE):
+        threads.charge(caller, 100.0)
+    assert threads.has_had_its_share(A)
+    assert not threads.has_had_its_share(ALONE)
+    clock.advance(11)
+    assert not threads.has_had_its_share(A), "nobody else has asked for ten seconds"
+    threads.close()
