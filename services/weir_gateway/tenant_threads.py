@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from weir.core.errors import Unavailable
 from weir.core.shares import Holder
 from weir.core.turns import TurnQueue
+from weir_gateway.requests.request_end import RETRY_AFTER_S
 
-_RETRY_AFTER_S = 1.0
 _ResultT = TypeVar("_ResultT")
 
 
@@ -96,4 +96,4 @@ class TenantThreads:
 
 
 def _closed() -> Unavailable:
-    return Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)
+    return Unavailable("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
