@@ -106,18 +106,18 @@ def test_texts_full_of_marks_and_long_lists_of_token_ids_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "field"),
+    ("body", "found"),
     [
         ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages: has 5000 entries"),
-        ({"messages": [{"role": "nobody"}] * 5000}, "messages"),
+        ({"messages": [{"role": "nobody"}] * 5000}, "messages: has 5000 entries"),
         ({"messages": [], "stop_token_ids": [1] * 5000}, "stop_token_ids: has 5000 entries"),
         ({"messages": [], "logit_bias": dict.fromkeys(map(str, range(5000)), 1)}, "logit_bias: has over 4096 entries"),
     ],
 )
-def test_lists_of_a_field_are_bounded_by_the_field(body: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidRequest, match=field) as refused:
+def test_lists_of_a_field_are_bounded_by_the_field(body: dict[str, Any], found: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
         parse_body(ChatBody, json.dumps(body).encode())
-    assert len(refused.value.violations) <= 16
+    assert str(refused.value) == f"{found}; at most 4096 are read"
 
 
 def test_a_body_may_be_so_long_that_a_prompt_that_is_too_long_is_named_and_a_list_fits() -> None:
