@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir_gateway import json_sizes
 from weir_gateway.config import GatewayConfig
-from weir_gateway.frontends.bodies import checks
-from weir_gateway.frontends.bodies.checks import try_find_size_problem
 from weir_gateway.frontends.bodies.function_tools import arguments_of
 from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody, parse_body
+from weir_gateway.json_sizes import try_find_size_problem
 from weir_gateway.settings import GatewaySettings
 
 MEBIBYTE = 1 << 20
@@ -50,9 +50,9 @@ def test_what_is_in_texts_does_not_count_and_all_else_does(
     value: object, ascii_only: bool, limits: tuple[int, int, int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checks, "_SHORT_BYTES", 0)
+        patch.setattr(json_sizes, "_SHORT_BYTES", 0)
         for name, limit in zip(("MAX_CONTAINERS", "MAX_TEXTS", "MAX_VALUES"), limits, strict=True):
-            patch.setattr(checks, name, limit)
+            patch.setattr(json_sizes, name, limit)
         problem = try_find_size_problem(json.dumps(value, ensure_ascii=ascii_only).encode())
     is_within = all(number <= limit for number, limit in zip(counts_of(value), limits, strict=True))
     assert (problem is None) == is_within
