@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from weir.core.errors import Unavailable
 from weir.core.shares import Holder
 from weir.core.turns import TurnQueue
+from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.work_shares import WorkShares
 
-_RETRY_AFTER_S = 1.0
 _ResultT = TypeVar("_ResultT")
 
 
@@ -133,4 +133,4 @@ def _timed(work: Callable[[], _ResultT], took_s: list[float]) -> _ResultT:
 
 
 def _closed() -> Unavailable:
-    return Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)
+    return Unavailable("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weir_gateway.frontends.bodies.checks import try_find_size_problem
+from weir_gateway.json_sizes import try_find_size_problem
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 

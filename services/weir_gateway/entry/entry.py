@@ -9,6 +9,7 @@ from weir.bus.queue_report import QueueReport
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
 from weir.core.errors import Overloaded, QuotaExceeded, WeirError
+from weir.core.shares import SHARE_BOUND
 from weir_gateway.access import AccessControl, Caller
 from weir_gateway.driving.open_request import OpenRequest
 from weir_gateway.entry.gate import EntryGate, EntryRefusal
@@ -16,7 +17,7 @@ from weir_gateway.entry.pace import Pace
 from weir_gateway.entry.queue_view import QueueKey, Ticket
 
 _NUM_A_TURN = 2
-_OF_A_TENANT = {"tenant_share": "tenant_share", "tenant_full": "max_queued"}
+_OF_A_TENANT = {"tenant_share": SHARE_BOUND, "tenant_full": "max_queued"}
 """reason -> the bound that is reached."""
 
 

@@ -8,16 +8,16 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from weir.core.errors import Overloaded, QuotaExceeded
-from weir.core.shares import SharedRoom
-from weir.rpc.body_budget import SHARE_BOUND, BodyBudget
+from weir.core.shares import SHARE_BOUND, SharedRoom
+from weir.rpc.body_budget import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.frontends.event_stream import watched
 from weir_gateway.frontends.http_server import HttpSettings
+from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.tenant_threads import TenantThreads
 
 MAX_INLINE_BYTES = 64 << 10
 """Of a body that the event loop makes an object of."""
-_RETRY_AFTER_S = 1.0
 _RECEIVING_S_PER_BYTE = 3e-9
 """Of the event loop's time, roughly: 12 ms for 4 MiB."""
 _SURE_BODIES = 2
@@ -42,19 +42,17 @@ class BodyReader:
         self._settings = settings
         self._bodies = bodies
         self._threads = threads
-        self._reading = SharedRoom(max(1, settings.max_connections // 2), _SURE_BODIES)
+        self._reading = SharedRoom(
+            max(1, settings.max_connections // 2), _SURE_BODIES, "places for bodies that this port reads at once"
+        )
 
     async def read(self, request: Request, caller: Caller, parse: Callable[[bytes], _AskedT]) -> _AskedT:
         """What `parse` makes of it; of a large one in a thread, in the tenant's turn. Raises what it raises, BadBody,
         Overloaded while too many are being read, QuotaExceeded where the tenant's own are too many, ClientDisconnect.
         """
-        self._check_room(caller)
-        self._reading.take(caller, 1)
-        try:
+        with self._reading.held(caller, 1):
             async with self._received(request, caller) as raw:
                 return parse(raw) if len(raw) <= MAX_INLINE_BYTES else await self._in_turn(request, caller, raw, parse)
-        finally:
-            self._reading.give_back(caller, 1)
 
     async def _in_turn(
         self, request: Request, caller: Caller, raw: bytes, parse: Callable[[bytes], _AskedT]
@@ -75,23 +73,11 @@ class BodyReader:
                 f"tenant {caller.tenant}: its body has waited {timeout_s:g} s to be read, since its others have taken "
                 "the tenant's share of a core (prepare_share); try again later"
             )
-            raise QuotaExceeded(message, retry_after_s=_RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
+            raise QuotaExceeded(message, retry_after_s=RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
         if not parsing.done():
             message = f"its body has waited {timeout_s:g} s to be read, behind others; try again later"
-            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
+            raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
         return parsing.result()
-
-    def _check_room(self, caller: Caller) -> None:
-        room = self._reading
-        if not room.fits(1):
-            message = f"{room.size} bodies are being read, which are all that this port reads at once; try again later"
-            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
-        if not room.within_share(caller, 1):
-            message = (
-                f"tenant {caller.tenant}: {room.num_of(caller)} bodies of its requests are being read, its share of "
-                f"the {room.size} that this port reads at once; try again later"
-            )
-            raise QuotaExceeded(message, retry_after_s=_RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
 
     @asynccontextmanager
     async def _received(self, request: Request, caller: Caller) -> AsyncIterator[bytes]:

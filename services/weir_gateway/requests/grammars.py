@@ -7,7 +7,6 @@ thread that is free. A client waits a bounded time; what is compiled goes on to 
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from weir.model.tokens.vocabulary import vocabulary_of
 from weir.runtime.stack.models import MAX_MODELS
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.models import ServedModel, TextTokenizer
+from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.tools.grammar import ToolSchemaError, schemas_of
 
 logger = logging.getLogger(__name__)
@@ -35,11 +35,8 @@ _MAX_WAITING_OF_TENANT = 16
 """Of one tenant, each grammar once."""
 _COMPILE_TIMEOUT_S = 0.8
 """After which a client hears that it takes longer. What is compiled then is there when it asks again."""
-_ENGINE_TIMEOUT_S = 30.0
-"""For an engine to be made first, of a model that came at this very moment."""
 _PREPARE_TIMEOUT_S = 30.0
 """For all models that come together."""
-_RETRY_AFTER_S = 1.0
 
 
 @dataclass(slots=True)
@@ -126,13 +123,9 @@ class GrammarChecks:
             compiling = asyncio.create_task(self._compile_in_turn(turn.lock, compiler, grammar, schemas))
             self._compiling[key] = compiling
             compiling.add_done_callback(partial(self._forget, key, tenant))
-        deadline_s = time.monotonic() + _ENGINE_TIMEOUT_S
-        may_wait = True
-        while may_wait and not compiling.done():  # longer where an engine is made first, for the first one of a model
-            may_wait = not compiler.is_prepared and time.monotonic() < deadline_s
-            await asyncio.wait([compiling], timeout=_COMPILE_TIMEOUT_S)
+        await asyncio.wait([compiling], timeout=_COMPILE_TIMEOUT_S)
         if not compiling.done():
-            raise Overloaded("its grammar is being compiled still; try again", retry_after_s=_RETRY_AFTER_S)
+            raise Overloaded("its grammar is being compiled still; try again", retry_after_s=RETRY_AFTER_S)
         compiling.result()
 
     def _check_room(self, tenant: str) -> None:
@@ -141,13 +134,13 @@ class GrammarChecks:
             raise QuotaExceeded(
                 f"tenant {tenant}: {turn.num_waiting} of its grammars wait to be compiled, at most "
                 f"{_MAX_WAITING_OF_TENANT}; try again later",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_AFTER_S,
                 tenant=tenant,
             )
         if num_all >= _MAX_WAITING:
             raise Overloaded(
                 f"{num_all} grammars wait to be compiled, at most {_MAX_WAITING}; try again later",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_AFTER_S,
             )
 
     async def _compile_in_turn(

@@ -49,11 +49,6 @@ class GrammarCompiler:
             self.counts.num_hits += 1
         return _usable(found)
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether the engine is there, or is known not to be had."""
-        return self._engine is not None
-
     def prepare(self) -> None:
         """Makes the engine, if it is to be had; else the first grammar that is compiled would."""
         with contextlib.suppress(GrammarError):

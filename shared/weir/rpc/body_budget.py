@@ -3,13 +3,9 @@
 import asyncio
 from dataclasses import dataclass
 
-from weir.core.errors import Overloaded, QuotaExceeded, WeirError
+from weir.core.errors import WeirError
 from weir.core.shares import Holder, SharedRoom
 from weir.core.turns import TurnQueue
-
-SHARE_BOUND = "tenant_share"
-"""The bound that a QuotaExceeded names where a tenant has its share of what all share."""
-_RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +28,7 @@ class BodyBudget:
     def __init__(self, max_bytes: int, *, sure_bytes: int = 0, wait_s: float = 1.0) -> None:
         self.max_bytes = max_bytes
         self._wait_s = wait_s
-        self._room = SharedRoom(max_bytes, sure_bytes)
+        self._room = SharedRoom(max_bytes, sure_bytes, "bytes for bodies that are read at once")
         self._waiting: TurnQueue[_Wait] = TurnQueue()
 
     @property
@@ -73,14 +69,8 @@ class BodyBudget:
 
     def _refusal(self, wait: _Wait) -> WeirError:
         caller, head = wait.caller, self._waiting.try_head(wait.caller.tenant) or wait
-        if self._room.within_share(caller, head.num_bytes):
-            message = f"bodies of more than {self.max_bytes} bytes are being read at once; try again later"
-            return Overloaded(message, retry_after_s=_RETRY_AFTER_S)
-        message = (
-            f"tenant {caller.tenant}: {self._room.num_of(caller)} bytes are taken for bodies of its requests that are "
-            f"being read, its share of the {self.max_bytes}; try again later"
-        )
-        return QuotaExceeded(message, retry_after_s=_RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
+        is_within = self._room.within_share(caller, head.num_bytes)
+        return self._room.full() if is_within else self._room.over_share(caller)
 
     def _give_up(self, wait: _Wait) -> None:
         if wait.served.done() and not wait.served.cancelled() and wait.served.exception() is None:

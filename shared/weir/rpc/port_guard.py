@@ -13,24 +13,23 @@ look the same on the wire and read when they want to.
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
-from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, Overloaded, QuotaExceeded, WeirError
+from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, WeirError
 from weir.core.shares import Holder, SharedRoom
 from weir.rpc.access import Callers, Port, RpcAccess
-from weir.rpc.body_budget import SHARE_BOUND, BodyBudget
+from weir.rpc.body_budget import BodyBudget
 from weir.rpc.errors import abort_with
 
 if TYPE_CHECKING:  # these are generic in their stubs only
     ServicerContext = grpc.aio.ServicerContext[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
 
-_RETRY_AFTER_S = 1.0
 _SIDE_STREAMS, _SIDE_CALLS = "streams beside requests", "calls beside requests"
 
 _SURE_CALLS = 2
@@ -39,10 +38,10 @@ _SURE_CALLS = 2
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """`max_calls` of what tenants call, together; `max_side_calls` of all others (health, reflection, Describe),
-    and again as many streams of them. More than `max_connections` are closed at once; one
-    on which no HTTP/2 begins within `read_timeout_s` is closed then. A call that nobody has looked at for
-    `max_pending_s` is cancelled: a caller who will not wait so long has set a deadline.
+    """`max_calls` of what tenants call, together; `max_side_calls` of all others (health, reflection, Describe), and
+    again as many streams of them. Of connections those over `max_connections` are closed at once, and one on which no
+    HTTP/2 begins within `read_timeout_s` then. A call that nobody has looked at for `max_pending_s` is cancelled: a
+    caller who will not wait so long has set a deadline.
     """
 
     max_message_bytes: int
@@ -78,9 +77,9 @@ class PortGuard(grpc.aio.ServerInterceptor):
         self.access = access or RpcAccess(Port.PUBLIC)
         self._bodies = bodies
         self._rooms = {
-            "requests": SharedRoom(limits.max_calls, _SURE_CALLS),
-            _SIDE_STREAMS: SharedRoom(limits.max_side_calls, limits.max_side_calls),
-            _SIDE_CALLS: SharedRoom(limits.max_side_calls, limits.max_side_calls),
+            "requests": _places("requests", limits.max_calls, _SURE_CALLS),
+            _SIDE_STREAMS: _places(_SIDE_STREAMS, limits.max_side_calls, limits.max_side_calls),
+            _SIDE_CALLS: _places(_SIDE_CALLS, limits.max_side_calls, limits.max_side_calls),
         }
 
     async def intercept_service(
@@ -104,25 +103,10 @@ class PortGuard(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(wrapped, call.deserializer, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(call.answer, call.deserializer, handler.response_serializer)
 
-    @contextlib.contextmanager
-    def counted(self, kind: str, caller: Holder) -> Iterator[None]:
+    def counted(self, kind: str, caller: Holder) -> contextlib.AbstractContextManager[None]:
         """While one more call of this kind is open. Raises Overloaded, at once, and QuotaExceeded where the caller's
         tenant has its share of them."""
-        room = self._rooms[kind]
-        if not room.fits(1):
-            message = f"{room.size} {kind} are open at this port, which are all that it takes; try again later"
-            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
-        if not room.within_share(caller, 1):
-            message = (
-                f"tenant {caller.tenant}: {room.num_of(caller)} of its {kind} are open at this port, its share of the "
-                f"{room.size} that it takes; try again later"
-            )
-            raise QuotaExceeded(message, retry_after_s=_RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
-        room.take(caller, 1)
-        try:
-            yield
-        finally:
-            room.give_back(caller, 1)
+        return self._rooms[kind].held(caller, 1)
 
     @contextlib.asynccontextmanager
     async def room_for_message(self, kind: str, caller: Holder) -> AsyncIterator[None]:
@@ -192,6 +176,10 @@ class _Call:
             raise InvalidRequest([FieldViolation("request", "there is none: send one message")])
         assert isinstance(data, bytes)
         return data
+
+
+def _places(kind: str, num: int, num_sure: int) -> SharedRoom:
+    return SharedRoom(num, num_sure, f"places for {kind} at this port")
 
 
 def handler_kind(handler: "Handler") -> str:

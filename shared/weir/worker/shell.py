@@ -19,7 +19,7 @@ from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
-from weir.core.errors import InvalidRequest
+from weir.core.errors import InvalidRequest, told_to_others
 from weir.engine.batching.batcher import Batcher
 from weir.engine.counters import EngineCounters
 from weir.engine.loop import EngineLoop, InboxFull, LoopSettings
@@ -298,7 +298,7 @@ class WorkerShell:
             prompt = start_from_pb(start, stream.gateway_id, self._model)
             self._role.on_start(stream, prompt, start.decode_worker_id)
         except InvalidRequest as error:
-            _log.warning("gateway %s: request %s refused: %s", stream.gateway_id, key.request_id, error)
+            _log.warning("gateway %s: request %s refused: %s", stream.gateway_id, key.request_id, told_to_others(error))
             stream.answer(SequenceEnded(key, failure=Failure(FailureReason.INTERNAL, str(error))))
 
     def _on_handed_off(self, handed_off: HandedOff) -> None:

@@ -48,7 +48,7 @@ async def test_bodies_that_come_at_the_same_time_are_bounded_together() -> None:
             pytest.fail(f"never {wanted}")
 
         refused = await post(429)
-        assert "bodies of more than 1000 bytes are being read at once" in refused.json()["error"]["message"]
+        assert "of the 1000 bytes for bodies that are read at once are taken" in refused.json()["error"]["message"]
         assert refused.headers["Retry-After"] == "1"
         writer.close()
         await post(200)
@@ -148,7 +148,9 @@ async def test_grpc_and_http_share_the_room_for_what_is_being_read() -> None:
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n" + b" " * 800)
         await world.until(lambda: world.bodies.num_bytes == 800, "a part was read")
         async with AsyncWeirClient(world.grpc_address) as client:
-            with pytest.raises(Overloaded, match="bodies of more than 1000 bytes are being read at once") as refused:
+            with pytest.raises(
+                Overloaded, match="of the 1000 bytes for bodies that are read at once are taken"
+            ) as refused:
                 await client.tokenize("abc")
             assert refused.value.retry_after_s == 1.0
             writer.close()

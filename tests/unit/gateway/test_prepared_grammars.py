@@ -82,6 +82,10 @@ async def test_a_model_whose_vocabulary_takes_too_long_is_served(
         async with open_world() as world, httpx.AsyncClient(base_url=world.http_url) as http:
             assert "bytes: its vocabulary is not ready for grammars after 0.1 s" in caplog.text
             assert (await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 5})).status_code == 200
+            with_grammar = {"prompt": "x", "max_tokens": 5, "structured_outputs": {"choice": ["a"]}}
+            refused = await http.post("/v1/completions", json=with_grammar)
+            assert refused.status_code == 429, "soon, and not when it is ready"
+            assert "its grammar is being compiled still" in refused.json()["error"]["message"]
     finally:
         may_end.set()
 

@@ -91,7 +91,9 @@ async def test_messages_and_bodies_that_never_end_keep_no_other_tenant_waiting()
         refused = from_rpc_error(next(call for call in calls if call.done()).exception())  # type: ignore[arg-type]
         assert isinstance(refused, QuotaExceeded)
         assert refused.tenant == "a"
-        assert "its share of the 33554432; try again later" in refused.message
+        assert (
+            "of the 33554432 bytes for bodies that are read at once, which is its share of them; try" in refused.message
+        )
         answer = next(body for body in bodies if body.done()).result()
         assert answer.startswith(b"HTTP/1.1 429")
         assert b"x-weir-bound: tenant_share" in answer.lower()
@@ -107,7 +109,9 @@ async def test_of_the_bodies_that_are_read_at_once_a_tenant_has_its_share() -> N
             await world.until(lambda: sum(body.done() for body in bodies) == 4, "16 of 20 are being read")
             for body in bodies:
                 if body.done():
-                    assert b"tenant a: 16 bodies of its requests are being read, its share of the 20" in body.result()
+                    assert (
+                        b"tenant a: it has 16 of the 20 places for bodies that this port reads at once" in body.result()
+                    )
             assert await answered_s(world, http) < SOON_S
         for _ in range(20):  # of those that have gone nothing is left
             assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200

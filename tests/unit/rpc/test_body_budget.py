@@ -46,7 +46,7 @@ async def test_whoever_waits_is_served_in_order_as_room_comes_free() -> None:
 async def test_who_gets_no_room_in_time_learns_when_to_try_again_and_holds_nothing() -> None:
     budget = BodyBudget(10, wait_s=0.05)
     await budget.take(7, NOBODY)
-    with pytest.raises(Overloaded, match="bodies of more than 10 bytes are being read at once") as refused:
+    with pytest.raises(Overloaded, match="of the 10 bytes for bodies that are read at once are taken") as refused:
         await budget.take(4, NOBODY)
     assert refused.value.retry_after_s == 1.0
     await budget.take(3, NOBODY)
@@ -100,11 +100,11 @@ async def test_a_tenant_that_has_peers_leaves_a_part_for_them() -> None:
     budget = BodyBudget(100, wait_s=0.05)
     for _ in range(8):
         await budget.take(10, A)
-    with pytest.raises(QuotaExceeded, match="tenant a: 80 bytes are taken for") as refused:
+    with pytest.raises(QuotaExceeded, match="tenant a: it has 80 of the 100 bytes for bodies") as refused:
         await budget.take(1, A)
     assert (refused.value.tenant, refused.value.bound, refused.value.retry_after_s) == ("a", "tenant_share", 1.0)
     await budget.take(16, B)
-    with pytest.raises(QuotaExceeded, match="tenant b: 16 bytes"):
+    with pytest.raises(QuotaExceeded, match="tenant b: it has 16 of the 100 bytes"):
         await budget.take(1, B)
     budget.give_back(30, A)
     await budget.take(10, B)
@@ -147,7 +147,7 @@ async def test_a_tenant_has_what_is_sure_whatever_others_hold_if_there_is_room()
     budget = BodyBudget(100, sure_bytes=10, wait_s=0.05)
     await budget.take(90, NOBODY)
     await budget.take(10, A)
-    with pytest.raises(Overloaded, match="bodies of more than 100 bytes are being read at once"):
+    with pytest.raises(Overloaded, match="of the 100 bytes for bodies that are read at once are taken"):
         await budget.take(1, B)
 
 

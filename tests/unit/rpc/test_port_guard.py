@@ -205,7 +205,7 @@ async def test_calls_beyond_the_bound_are_refused_at_once_and_places_come_free(k
         for _ in range(4):
             tasks.create_task(port.call(b"wait", kind))
         await until(lambda: port.num_waiting == 4)
-        with pytest.raises(Overloaded, match="4 requests are open at this port") as refused:
+        with pytest.raises(Overloaded, match="4 of the 4 places for requests at this port are taken") as refused:
             await port.call(b"x")
         assert refused.value.retry_after_s == 1.0
         assert (
@@ -223,7 +223,9 @@ async def test_calls_that_need_no_key_are_bounded_and_keep_nobody_out_who_has_on
                 tasks.create_task(port.call(b"wait", kind, "test.Open", ()))
         await until(lambda: port.num_waiting == 4)
         for kind in KINDS:
-            with pytest.raises(Overloaded, match=r"2 (calls|streams) beside requests are open at this port") as refused:
+            with pytest.raises(
+                Overloaded, match=r"2 of the 2 places for (calls|streams) beside requests at this port are taken"
+            ) as refused:
                 await port.call(b"x", kind, "test.Open", ())
             assert refused.value.retry_after_s == 1.0
             assert await port.call(b"x", kind) == b"x"
@@ -235,7 +237,9 @@ async def test_messages_that_are_being_read_are_bounded_together_by_the_largest_
         sends = asyncio.Event()
         slow = [asyncio.create_task(port.call(b"late", sends=sends)) for _ in range(2)]
         await until(lambda: port.bodies.num_bytes == 200_000)
-        with pytest.raises(Overloaded, match="bodies of more than 200000 bytes are being read at once") as refused:
+        with pytest.raises(
+            Overloaded, match="of the 200000 bytes for bodies that are read at once are taken"
+        ) as refused:
             await port.call(b"x")
         assert refused.value.retry_after_s == 1.0
         sends.set()

@@ -167,6 +167,17 @@ async def test_a_prompt_with_a_wrong_field_is_refused_alone(rig: Rig) -> None:
         assert (await decode.receive_all(good.request_id)).token_ids == expected_tokens(good)
 
 
+async def test_what_is_wrong_with_a_prompt_is_told_to_its_gateway_and_not_repeated_in_the_log(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = start_command(rig.decode.worker_id, prompt_token_ids=[1, 2, 4_000_000_007])
+    async with connected(rig.prefill, GATEWAY) as prefill:
+        await prefill.send(start=start)
+        assert "4000000007" in (await prefill.next_update(start.request_id)).error.message
+    assert f"gateway {GATEWAY}: request {start.request_id} refused: InvalidRequest" in caplog.text
+    assert "4000000007" not in caplog.text
+
+
 async def test_one_gateway_cannot_touch_the_requests_of_another(rig: Rig) -> None:
     start = start_command(rig.decode.worker_id)
     async with connected(rig.prefill, GATEWAY) as owner, connected(rig.prefill, "gateway-1-33333333") as other:

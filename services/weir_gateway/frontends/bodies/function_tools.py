@@ -8,7 +8,8 @@ from typing import Any
 
 from weir.core.errors import FieldViolation
 from weir.core.tools import MAX_TOOLS, Tool
-from weir_gateway.frontends.bodies.checks import shown, try_find_size_problem_of
+from weir_gateway.frontends.bodies.checks import shown
+from weir_gateway.json_sizes import try_find_size_problem_of
 from weir_gateway.tools.definitions import ToolUse
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

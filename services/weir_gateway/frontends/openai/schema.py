@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from weir.core.errors import FieldViolation, InvalidRequest
 from weir.core.options import NUMBER_RULES, GenerateOptions, grpc_names
-from weir_gateway.frontends.bodies.checks import MAX_ENTRIES, is_too_long, too_long, try_find_size_problem
+from weir_gateway.frontends.bodies.checks import MAX_ENTRIES, is_too_long, too_long
 from weir_gateway.frontends.bodies.thinking import thinking_of_effort
 from weir_gateway.frontends.bodies.unknown_fields import KnownFields, UnknownFields, check_undeclared
 from weir_gateway.frontends.openai.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED, REASONS
@@ -20,6 +20,7 @@ from weir_gateway.frontends.openai.messages import Message, conversation_of
 from weir_gateway.frontends.openai.render import Rendering
 from weir_gateway.frontends.openai.structured import grammar_of
 from weir_gateway.frontends.openai.tool_fields import CHAT_TOOLS
+from weir_gateway.json_sizes import try_find_size_problem
 from weir_gateway.requests.client_request import (
     ClientRequest,
     Conversation,
