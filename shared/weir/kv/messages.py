@@ -18,7 +18,7 @@ class PageChain:
     """Pages of one sequence in the order of its positions.
 
     `hashes` are those of its first pages: full ones, computed, that may serve other sequences as a prefix.
-    `earlier_hashes` are those of all pages before them that the sequence has had and given back.
+    `earlier_hashes` are those of all pages before them, from the sequence's page 0 on: given back by now, or sealed.
     """
 
     page_ids: tuple[int, ...]

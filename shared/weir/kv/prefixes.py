@@ -199,9 +199,9 @@ class PrefixIndex:
             self.pin(lease_id, sealed)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
-        """The prefix `hashes` was used now. A page counts as used after the pages that follow it, so that a chain is
-        evicted from its end and no page is kept that cannot be reached."""
-        pages = np.array([self._page_of[page_hash] for page_hash in hashes if page_hash in self._page_of], np.int64)
+        """The prefix `hashes` was used now, as far as it is here without a gap: what cannot be reached grows older. A
+        page counts as used after the pages that follow it, so that a chain is evicted from its end."""
+        pages = np.array(self.find_prefix(hashes), np.int64)
         self._next_use += len(pages)
         self._rows["last_use"][pages] = self._next_use - 1 - np.arange(len(pages))
 

@@ -22,10 +22,21 @@ from tests.unit.worker.rig import (
 )
 
 from weir.core.errors import Unavailable
+from weir.core.life import FinishReason
 from weir.engine.loop import InboxFull
-from weir.engine.messages import AddSequence, Arrival, CancelSequence, Command, SequenceKey
+from weir.engine.messages import (
+    AddSequence,
+    Arrival,
+    CancelSequence,
+    ChunkComputed,
+    Command,
+    EngineReport,
+    SequenceEnded,
+    SequenceKey,
+)
 from weir.engine.plan import StepPlan
 from weir.kv.geometry import ArenaGeometry
+from weir.kv.messages import PageChain
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.arena.page_keeper import PageKeeper
@@ -51,6 +62,12 @@ async def answer(streams: Streams, start: worker_pb2.Start) -> Received:
     assert received.token_ids == expected_tokens(start)
     received.last.num_cached_tokens = first.last.num_cached_tokens
     return received
+
+
+def client_of(num_pages: int) -> InMemoryArenaClient:
+    """Of an arena of its own."""
+    arena = InMemoryArena(ArenaGeometry(64, num_pages=num_pages, num_slots=4, max_context_tokens=64))
+    return InMemoryArenaClient(arena, "prefill-0-00000000", lambda handed_off: None)
 
 
 def computed(rig: Rig) -> float:
@@ -184,8 +201,8 @@ async def test_a_drain_ends_a_prompt_whose_match_is_not_answered(rig: Rig, strea
 
 
 async def test_a_prompt_whose_cancel_finds_the_inbox_full_waits_for_the_next_cancel() -> None:
-    arena = InMemoryArena(ArenaGeometry(64, num_pages=20, num_slots=4, max_context_tokens=64))
-    client = InMemoryArenaClient(arena, "prefill-0-00000000", lambda handed_off: None)
+    client = client_of(num_pages=20)
+    arena = client._arena
     posted: list[Command] = []
     refusals = [InboxFull("full")]
 
@@ -203,6 +220,32 @@ async def test_a_prompt_whose_cancel_finds_the_inbox_full_waits_for_the_next_can
         prefixes.post(cancel)
     prefixes.post(cancel)
     assert posted == [AddSequence(prompt), cancel], "the engine ends what it has, and nothing else"
+    await prefixes.stop()
+
+
+async def test_pages_of_a_prompt_are_sealed_chunk_by_chunk_with_the_hashes_of_all_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The arena keeps them only while these are kept."""
+    client, posted = client_of(num_pages=20), list[Command]()
+    sealed: list[PageChain] = []
+
+    async def seal(chain: PageChain) -> None:
+        sealed.append(chain)
+
+    monkeypatch.setattr(client, "seal", seal)
+    prefixes = Prefixes(client, PageKeeper(client, posted.append, pytest.fail), posted.append, pytest.fail)
+    prompt = Arrival(replace(params(tuple(range(60))), prefix_seed=b"seed"))
+    key, hashes = SequenceKey.of(prompt.params), page_hashes(range(60), b"seed")
+    prefixes.post(AddSequence(prompt))
+    await eventually(lambda: AddSequence(prompt) in posted)
+    first, second = ChunkComputed(key, 0, 20, (5, 6)), ChunkComputed(key, 20, 40, (5, 6, 7, 8))
+    prefixes.on_report(EngineReport((first,)))
+    prefixes.on_report(EngineReport((second,)))
+    await eventually(lambda: len(sealed) == 2)
+    assert sealed == [PageChain((5,), hashes[:1]), PageChain((6, 7), hashes[1:], hashes[:1])]
+    ended = SequenceEnded(key, FinishReason.CANCELLED)
+    prefixes.on_report(EngineReport((ended,)))
     await prefixes.stop()
 
 

@@ -449,7 +449,9 @@ class PageChain(_message.Message):
     page_hashes: _builtins.bytes
     """Content hashes of the first pages, 16 bytes each: full ones, computed, kept as a reusable prefix."""
     earlier_page_hashes: _builtins.bytes
-    """Those of all pages before these, 16 bytes each, where the sequence has given its first pages back."""
+    """Those of all pages before these, 16 bytes each, where they are not the sequence's first: these are kept only as long
+    as all before them are.
+    """
     @_builtins.property
     def page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Page ids. Those that the lease shares are unpinned, its own are taken back."""

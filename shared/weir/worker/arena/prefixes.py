@@ -168,7 +168,7 @@ class Prefixes:
         first, end = prompt.num_sealed, min(num_full, num_pages)
         if end > first:
             prompt.num_sealed = end
-            chain = PageChain(chunk.page_ids[first:end], prompt.hashes[first:end])
+            chain = PageChain(chunk.page_ids[first:end], prompt.hashes[first:end], prompt.hashes[:first])
             self._tasks.spawn(self._try_seal(chain), f"seal of {chunk.key.request_id}")
 
     async def _try_seal(self, chain: PageChain) -> None:
