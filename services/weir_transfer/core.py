@@ -184,7 +184,7 @@ class ArenaCore:
             self._counters.prefix_waits_total += 1
             return None
         self._table.prefixes.pin(lease_id, np.array(pages, np.int64))
-        acquired = self._try_acquire(lease_id, max(0, request.num_pages - len(pages)), request.num_slots)
+        acquired = self._try_acquire(lease_id, request.num_pages_behind(len(pages)), request.num_slots)
         self._counters.prefix_hit_pages_total += len(pages)
         self._counters.prefix_missed_pages_total += request.num_matchable - len(pages)
         match_id = self._pending.declare(lease_id, hashes[len(pages) :])

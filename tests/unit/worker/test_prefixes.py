@@ -31,6 +31,7 @@ from weir.engine.messages import (
     ChunkComputed,
     Command,
     EngineReport,
+    GivePages,
     SequenceEnded,
     SequenceKey,
 )
@@ -246,6 +247,40 @@ async def test_pages_of_a_prompt_are_sealed_chunk_by_chunk_with_the_hashes_of_al
     assert sealed == [PageChain((5,), hashes[:1]), PageChain((6, 7), hashes[1:], hashes[:1])]
     ended = SequenceEnded(key, FinishReason.CANCELLED)
     prefixes.on_report(EngineReport((ended,)))
+    await prefixes.stop()
+
+
+@pytest.mark.parametrize(
+    ("num_cached", "most_pages", "num_given"),
+    [(0, None, 20), (0, 6, 6), (4, 6, 6), (16, 6, 4), (4, None, 16), (4, 30, 16)],
+)
+async def test_a_prompt_gets_what_it_needs_at_a_time_behind_its_cached_prefix(
+    num_cached: int, most_pages: int | None, num_given: int
+) -> None:
+    client, posted = client_of(num_pages=40), list[Command]()
+    hashes = page_hashes(range(320), b"seed")
+    cached = await client.acquire(num_cached, 0)
+    await client.release((), (), [PageChain(cached.page_ids, hashes[:num_cached])])
+    keeper = PageKeeper(client, posted.append, pytest.fail)
+    prefixes = Prefixes(client, keeper, posted.append, pytest.fail, most_pages)
+    prefixes.post(AddSequence(Arrival(replace(params(tuple(range(320))), prefix_seed=b"seed"))))
+    await eventually(lambda: len(posted) == 2)
+    given, added = posted
+    assert isinstance(given, GivePages)
+    assert isinstance(added, AddSequence)
+    assert (len(given.bundle.page_ids), len(given.bundle.slots)) == (num_given, 1)
+    assert added.arrival.block_table == cached.page_ids
+    await prefixes.stop()
+
+
+async def test_a_prompt_without_a_cache_asks_for_what_it_needs_at_a_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, posted = client_of(num_pages=40), list[Command]()
+    keeper = PageKeeper(client, posted.append, pytest.fail)
+    anticipated: list[tuple[int, int]] = []
+    monkeypatch.setattr(keeper, "anticipate", lambda num_pages, num_slots: anticipated.append((num_pages, num_slots)))
+    prefixes = Prefixes(client, keeper, posted.append, pytest.fail, most_pages_ahead=6)
+    prefixes.post(AddSequence(Arrival(params(tuple(range(320))))))
+    assert anticipated == [(6, 1)]
     await prefixes.stop()
 
 

@@ -47,9 +47,16 @@ class Prefixes:
     """Between the request manager and the engine."""
 
     def __init__(
-        self, arena: Arena, keeper: PageKeeper, post: Callable[[Command], None], request_shutdown: Callable[[str], None]
+        self,
+        arena: Arena,
+        keeper: PageKeeper,
+        post: Callable[[Command], None],
+        request_shutdown: Callable[[str], None],
+        most_pages_ahead: int | None = None,
     ) -> None:
+        """`most_pages_ahead`: what a prompt needs at a time behind its cached prefix; None: all its pages."""
         self._arena = arena
+        self._most_pages_ahead = most_pages_ahead
         self._keeper = keeper
         self._post = post
         self._matching: dict[SequenceKey, Arrival] = {}
@@ -105,7 +112,8 @@ class Prefixes:
         params = arrival.params
         num_tokens = len(params.prompt_token_ids) + len(arrival.output_token_ids)
         if not (self._arena.keeps_prefixes and params.prefix_seed and num_tokens >= PAGE_TOKENS):
-            self._keeper.anticipate(num_pages_for(num_tokens), num_slots=1)
+            num_pages, most_pages = num_pages_for(num_tokens), self._most_pages_ahead
+            self._keeper.anticipate(num_pages if most_pages is None else min(num_pages, most_pages), num_slots=1)
             self._post(AddSequence(arrival))
             return
         key = SequenceKey.of(params)
@@ -146,7 +154,7 @@ class Prefixes:
     async def _try_match(self, hashes: tuple[bytes, ...], num_pages: int) -> PrefixMatch | None:
         """None: the arena does not answer. The prompt is computed as if nothing were cached."""
         try:
-            return await self._arena.match(hashes, num_pages, num_slots=1)
+            return await self._arena.match(hashes, num_pages, 1, self._most_pages_ahead)
         except WeirError as error:
             self._num_failures += 1
             _log.warning("a prompt's prefix was not looked up: %s", error)
