@@ -335,3 +335,18 @@ def test_pages_that_nobody_has_claimed_yet_are_not_evicted() -> None:
     cached(table, (0, 0, 0, 0))
     assert table.try_acquire(1, 1, 0, may_evict=False) is None
     assert table.try_acquire(1, 1, 0) is not None
+
+
+def test_of_a_dead_workers_sequences_those_with_their_first_pages_keep_them_for_those_that_gave_them_back() -> None:
+    table = OwnershipTable(np.zeros(6, PAGE_DTYPE), np.zeros(1, SLOT_DTYPE))
+    text = (0, 1, 0)
+    behind, whole = table.try_acquire(1, 1, 0), table.try_acquire(1, 3, 0)
+    assert behind is not None
+    assert whole is not None
+    table.page_rows["state"][: 1 + 3] = PageState.ORPHANED
+    chains = [
+        PageChain.of_sequence(behind.page_ids, 2, hashes_of(text)),
+        PageChain(whole.page_ids, hashes_of(text)[:2]),
+    ]
+    table.free_orphans(1, chains)
+    assert len(table.prefixes.find_prefix(hashes_of(text))) == 3

@@ -238,7 +238,8 @@ class OwnershipTable:
 
         The slots' records must have been cleared before.
         """
-        for chain in chains:
+        # those with their first pages first: others may go on from there
+        for chain in sorted(chains, key=lambda chain: len(chain.earlier_hashes)):
             pages = _as_ids(chain.page_ids)
             rows = self.page_rows
             is_own = (rows["owner"][pages] == lease_id) & (rows["state"][pages] == PageState.ORPHANED)
