@@ -31,7 +31,9 @@ from weir.engine.messages import (
     ChunkComputed,
     Command,
     EngineReport,
+    Event,
     GivePages,
+    HandOffReady,
     SequenceEnded,
     SequenceKey,
 )
@@ -247,6 +249,37 @@ async def test_pages_of_a_prompt_are_sealed_chunk_by_chunk_with_the_hashes_of_al
     assert sealed == [PageChain((5,), hashes[:1]), PageChain((6, 7), hashes[1:], hashes[:1])]
     ended = SequenceEnded(key, FinishReason.CANCELLED)
     prefixes.on_report(EngineReport((ended,)))
+    await prefixes.stop()
+
+
+@pytest.mark.parametrize("ended", [None, SequenceEnded, HandOffReady], ids=["goes on", "ended", "handed off"])
+@pytest.mark.parametrize("is_last", [False, True], ids=["before it", "behind it"])
+async def test_what_a_report_says_of_a_prompt_counts_in_any_order(
+    monkeypatch: pytest.MonkeyPatch, ended: type[SequenceEnded | HandOffReady] | None, is_last: bool
+) -> None:
+    """The release of what has ended seals its pages, and a hand-off those that go with it."""
+    client, posted = client_of(num_pages=20), list[Command]()
+    sealed: list[PageChain] = []
+
+    async def seal(chain: PageChain) -> None:
+        sealed.append(chain)
+
+    monkeypatch.setattr(client, "seal", seal)
+    prefixes = Prefixes(client, PageKeeper(client, posted.append, pytest.fail), posted.append, pytest.fail)
+    prompt = Arrival(replace(params(tuple(range(60))), prefix_seed=b"seed"))
+    key, hashes = SequenceKey.of(prompt.params), page_hashes(range(60), b"seed")
+    prefixes.post(AddSequence(prompt))
+    await eventually(lambda: AddSequence(prompt) in posted)
+    events: list[Event] = [ChunkComputed(key, 0, 60, (5, 6, 7, 8))]
+    if ended is SequenceEnded:
+        events.append(SequenceEnded(key, FinishReason.CANCELLED))
+    elif ended is HandOffReady:
+        events.append(HandOffReady(key, 0, (6, 7, 8), first_page=1))
+    prefixes.on_report(EngineReport(tuple(events[::-1] if is_last else events)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    num_sealed = {None: 3, SequenceEnded: 0, HandOffReady: 1}[ended]
+    assert sealed == ([PageChain((5, 6, 7)[:num_sealed], hashes[:num_sealed])] if num_sealed else [])
     await prefixes.stop()
 
 

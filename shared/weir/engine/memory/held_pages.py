@@ -4,18 +4,20 @@ from collections.abc import Iterable
 
 from weir.engine.counters import EngineCounters
 from weir.engine.memory.pages import PagePool
-from weir.engine.sequence import Sequence
+from weir.engine.sequence import Sequence, Stage
 from weir.kv.geometry import PAGE_TOKENS
 
 
-def count_pages(sequences: Iterable[Sequence]) -> tuple[int, int]:
-    """All of them, and those that hold at least one computed token."""
-    num_held = num_filled = 0
+def count_load(sequences: Iterable[Sequence]) -> tuple[int, int, int]:
+    """The sequences that wait; the pages of all, and those that hold at least one computed token."""
+    num_waiting = num_held = num_filled = 0
+    waiting = Stage.WAITING
     for sequence in sequences:
+        num_waiting += sequence.stage is waiting
         first_page = sequence.first_page
         num_held += len(sequence.block_table) - first_page
         num_filled += max(0, (sequence.num_computed + PAGE_TOKENS - 1) // PAGE_TOKENS - first_page)
-    return num_held, num_filled
+    return num_waiting, num_held, num_filled
 
 
 def give_back_behind(

@@ -86,20 +86,22 @@ class Prefixes:
 
     def on_report(self, report: EngineReport) -> None:
         """Call it before the keeper's."""
-        ended = {event.key for event in report.events if isinstance(event, SequenceEnded)}
-        ready = {event.key: event.first_page for event in report.events if isinstance(event, HandOffReady)}
+        computed: list[ChunkComputed] = []
+        num_given_back: dict[SequenceKey, int] = {}
         for event in report.events:
             match event:
-                case ChunkComputed(key) if key in ready:  # the hand-off seals those that go with it
-                    self._seal(event, ready[key])
-                case ChunkComputed(key) if key not in ended:  # else the release seals them
-                    self._seal(event, len(event.page_ids))
+                case ChunkComputed():
+                    computed.append(event)
+                case HandOffReady(key):
+                    num_given_back[key] = event.first_page
                 case SequenceEnded(key) | SequenceForgotten(key):
                     prompt = self._prompts.pop(key, None)
                     if prompt is not None and prompt.match_id and isinstance(event, SequenceEnded):
                         self._keeper.end_match(prompt.match_id)
                 case _:
                     pass
+        for event in computed:  # the release of what has ended seals it, a hand-off the pages that go with it
+            self._seal(event, num_given_back.get(event.key, len(event.page_ids)))
 
     async def stop(self) -> None:
         """Ends all calls; what an unanswered match was given stays with the lease, which ends too."""
