@@ -212,7 +212,7 @@ class Batcher(ABC):
         ended_at_s = step.decided_at_s if now_s is None else now_s
         self.pace.stepped(ended_at_s - step.decided_at_s)
         sampled = self._recorder.record(plan, step, result, ended_at_s)
-        give_back_behind(self.limits.window, sampled.past_window, self.pool, self.counters)
+        give_back_behind(sampled.past_window, self.pool, self.counters)
         for sequence in sampled.begun:
             self._begun(sequence)
         for sequence, reason in sampled.ended:
