@@ -357,7 +357,7 @@ def _prompt_from_pb(request: arena_pb2.MatchRequest) -> MatchRequest:
 
 
 def _chain_from_pb(chain: arena_pb2.PageChain) -> PageChain:
-    earlier_hashes = split_hashes(chain.earlier_page_hashes)
+    earlier_hashes = split_hashes(chain.earlier_page_hashes, "earlier_page_hashes")
     return PageChain(tuple(chain.page_ids), split_hashes(chain.page_hashes), earlier_hashes)
 
 
