@@ -184,7 +184,7 @@ class ArenaCore:
             self._counters.prefix_waits_total += 1
             return None
         self._table.prefixes.pin(lease_id, np.array(pages, np.int64))
-        acquired = self._try_acquire(lease_id, max(0, request.num_pages - len(pages)), request.num_slots)
+        acquired = self._try_acquire(lease_id, request.num_pages_behind(len(pages)), request.num_slots)
         self._counters.prefix_hit_pages_total += len(pages)
         self._counters.prefix_missed_pages_total += request.num_matchable - len(pages)
         match_id = self._pending.declare(lease_id, hashes[len(pages) :])
@@ -237,10 +237,10 @@ class ArenaCore:
             summary = self._raise_adoption(request.slot)
             self._counters.handed_over_total += 1
         hashes = request.hashes[: summary.num_computed_tokens // PAGE_TOKENS] if self._keeps_prefixes else ()
-        sealable = self._table.sealable_hashes(hashes[: summary.first_page], hashes[summary.first_page :])
         num_bytes_copied = self._mover.move(summary.page_ids)
         move = Move(request.request_id, summary.attempt, from_lease_id=lease_id, to_lease_id=to_lease_id)
-        self._table.hand_off(request.slot, summary.page_ids, move, sealable)
+        held, given_back = hashes[summary.first_page :], hashes[: summary.first_page]
+        self._table.hand_off(request.slot, summary.page_ids, move, held, given_back)
         self._pending.settle(hashes)
         self._counters.handoffs_total += 1
         self._counters.handoff_pages_total += len(summary.page_ids)

@@ -81,16 +81,25 @@ class HandOffRequest:
 
 @dataclass(frozen=True, slots=True)
 class MatchRequest:
-    """A prompt with the `hashes` of its full pages. It needs `num_pages` pages and `num_slots` slots."""
+    """A prompt with the `hashes` of its full pages. It needs `num_pages` pages and `num_slots` slots.
+
+    `most_pages_ahead`: that it needs at a time behind its cached prefix; None: all.
+    """
 
     hashes: tuple[bytes, ...]
     num_pages: int
     num_slots: int
+    most_pages_ahead: int | None = None
 
     @property
     def num_matchable(self) -> int:
         """The page of the prompt's last token is computed, for its logits."""
         return max(0, min(len(self.hashes), self.num_pages - 1))
+
+    def num_pages_behind(self, num_matched: int) -> int:
+        """To acquire where so many are matched."""
+        num_pages = max(0, self.num_pages - num_matched)
+        return num_pages if self.most_pages_ahead is None else min(num_pages, self.most_pages_ahead)
 
 
 @dataclass(frozen=True, slots=True)

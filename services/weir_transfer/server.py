@@ -193,8 +193,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self, request: arena_pb2.MatchRequest, context: _Context
     ) -> arena_pb2.MatchResponse:
         try:
-            prompt = MatchRequest(split_hashes(request.page_hashes), request.num_pages, request.num_slots)
-            match = await self._match(request.lease_id, request.attachment, prompt)
+            match = await self._match(request.lease_id, request.attachment, _prompt_from_pb(request))
         except (ArenaRefusal, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.MatchResponse(
@@ -352,8 +351,13 @@ def _hand_off_from_pb(request: arena_pb2.HandOffRequest) -> HandOffRequest:
     )
 
 
+def _prompt_from_pb(request: arena_pb2.MatchRequest) -> MatchRequest:
+    most_pages_ahead = request.most_pages_ahead if request.HasField("most_pages_ahead") else None
+    return MatchRequest(split_hashes(request.page_hashes), request.num_pages, request.num_slots, most_pages_ahead)
+
+
 def _chain_from_pb(chain: arena_pb2.PageChain) -> PageChain:
-    earlier_hashes = split_hashes(chain.earlier_page_hashes)
+    earlier_hashes = split_hashes(chain.earlier_page_hashes, "earlier_page_hashes")
     return PageChain(tuple(chain.page_ids), split_hashes(chain.page_hashes), earlier_hashes)
 
 

@@ -1,6 +1,5 @@
 """Steps from plan to result: checked against the plan first, then recorded in sequences, counters and events."""
 
-import math
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -12,7 +11,7 @@ from weir.engine.memory.pages import PagePool
 from weir.engine.messages import ChunkComputed, Event, Failure, FailureReason, PromptScored, SequenceKey, TokenSampled
 from weir.engine.plan import NO_SWAP, ChunkPlan, StepPlan, StepResult, SwapPlan
 from weir.engine.sequence import Sequence
-from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, PAGE_TOKENS
+from weir.kv.geometry import PAGE_TOKENS, first_page_read, tokens_until_behind
 
 _DETAIL = re.compile(r"[:;\"'`]")
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
@@ -56,12 +55,12 @@ def _try_find_problem(chunk: ChunkPlan, result: StepResult, vocab_size: int) -> 
 class Sampled:
     """Sequences that end by the token sampled for them, those that go on after the first one sampled here, those whose
     grammar could not say what may come (what was sampled for them counts for nothing), and those that go on and hold
-    pages that they do not see any more."""
+    pages that they do not see any more, with the first page that they still do."""
 
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)
     begun: list[Sequence] = field(default_factory=list)
     failed: list[tuple[Sequence, Failure]] = field(default_factory=list)
-    past_window: list[Sequence] = field(default_factory=list)
+    past_window: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +126,8 @@ class Recorder:
         self._counters = counters
         self._events = events
         self._max_context_tokens = max_context_tokens
-        # with so many positions behind its first page, a sequence does not see the first block of them any more
-        self._most_behind = math.inf if window is None else window - 1 + ATTENTION_BLOCK_TOKENS
+        self._window = max_context_tokens if window is None else window
+        self._num_until_behind = tokens_until_behind(self._window)
 
     def record(self, plan: StepPlan, step: StepInFlight, result: StepResult, ended_at_s: float) -> Sampled:
         """The result has been checked.
@@ -138,7 +137,7 @@ class Recorder:
         sampled, counters, events = Sampled(), self._counters, self._events
         num_prompt, num_output = counters.prompt_tokens_computed, counters.output_tokens_computed
         token_ids, longest, num_decoded, num_sampled = result.token_ids, self._max_context_tokens, 0, 0
-        most_behind = self._most_behind
+        num_until_behind = self._num_until_behind
         for chunk, sequence in zip(plan.chunks, step.owners, strict=True):
             if sequence is None:
                 continue
@@ -158,8 +157,8 @@ class Recorder:
             events.append(_new(TokenSampled, (sequence.key, end - sequence.num_prompt_tokens, token_id, None)))
             if token_id in sequence.stop_token_ids or end + 1 >= sequence.max_num_tokens or end + 1 >= longest:
                 sampled.ended.append((sequence, _reason_of(sequence, longest)))
-            elif end - sequence.first_page * PAGE_TOKENS >= most_behind:
-                sampled.past_window.append(sequence)
+            elif end - sequence.first_page * PAGE_TOKENS >= num_until_behind:
+                sampled.past_window.append((sequence, first_page_read(end, self._window)))
         if step.is_ahead:
             counters.late_rows_computed += step.owners.count(None)
         else:
@@ -189,8 +188,8 @@ class Recorder:
         if reason is not None:
             sampled.ended.append((sequence, reason))
             return
-        if chunk.end - sequence.first_page * PAGE_TOKENS >= self._most_behind:
-            sampled.past_window.append(sequence)
+        if chunk.end - sequence.first_page * PAGE_TOKENS >= self._num_until_behind:
+            sampled.past_window.append((sequence, first_page_read(chunk.end, self._window)))
         if token_id is not None and chunk.start < sequence.num_prefill_tokens:
             sampled.begun.append(sequence)
 

@@ -29,7 +29,7 @@ from weir.engine.messages import Arrival, SequenceKey, SequenceLog
 from weir.engine.plan import SAMPLED_BEFORE, ChunkPlan, SampleSpec, ScoreSpec
 from weir.engine.waits import WaitTimes
 from weir.grammar.masks import GrammarState
-from weir.kv.geometry import PAGE_TOKENS, first_page_read, num_pages_for
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.kv.records.record import SequenceParams
 
 _new = tuple.__new__  # of named tuples: their own constructors look at keywords first
@@ -212,11 +212,11 @@ class Sequence:
         assert self.log is not None, "only a sequence with a slot has a record"
         self.log.publish(self.num_computed)
 
-    def give_back(self, window: int) -> tuple[int, ...]:
-        """The pages that no query from the next position on reads, each of which sees `window` positions; they are not
+    def give_back(self, first_page: int) -> tuple[int, ...]:
+        """Its pages before `first_page`, which is the first that a query from the next position on reads; they are not
         its own any more when this returns. The record comes first, as in `_give_up_pages`."""
         assert self.log is not None, "only a sequence with a slot has a record"
-        first_page = first_page_read(self.num_computed, window)
+        assert first_page > self.first_page, "found by `tokens_until_behind`, which is `first_page_read` the other way"
         self.log.drop_first_pages(first_page)
         given_back, self.first_page = self.block_table[self.first_page : first_page], first_page
         return given_back

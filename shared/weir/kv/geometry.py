@@ -30,6 +30,17 @@ def first_page_read(position: int, window: int) -> int:
     return max(0, position + 1 - window) // ATTENTION_BLOCK_TOKENS * (ATTENTION_BLOCK_TOKENS // PAGE_TOKENS)
 
 
+def tokens_until_behind(window: int) -> int:
+    """With so many positions computed from the first page on that was read, and not with one fewer, the next query
+    reads a later one first: `first_page_read` the other way round."""
+    return window - 1 + ATTENTION_BLOCK_TOKENS
+
+
+def most_pages_read(window: int, chunk_tokens: int) -> int:
+    """What a prompt needs at a time that is computed in chunks of so many tokens, each of which sees `window`."""
+    return num_pages_for(window + ATTENTION_BLOCK_TOKENS + chunk_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class PageGeometry:
     """Layout of one page: `[num_layers, 2 (keys, values), num_kv_heads, block]` of `dtype_bytes` each number; behind

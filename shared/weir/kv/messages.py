@@ -17,8 +17,9 @@ class Acquired:
 class PageChain:
     """Pages of one sequence in the order of its positions.
 
-    `hashes` are those of its first pages: full ones, computed, that may serve other sequences as a prefix.
-    `earlier_hashes` are those of all pages before them that the sequence has had and given back.
+    `hashes` are those of the first of `page_ids`: full ones, computed, that may serve other sequences as a prefix.
+    `earlier_hashes` are those of all the sequence's pages before `page_ids`, given back by now or still in use: where
+    one of them is not kept, none of these is either.
     """
 
     page_ids: tuple[int, ...]

@@ -50,10 +50,11 @@ def page_hashes(token_ids: Sequence[int], seed: bytes) -> tuple[bytes, ...]:
     return tuple(hashes)
 
 
-def split_hashes(packed: bytes) -> tuple[bytes, ...]:
-    """The hashes that lie one after the other in `packed`, as on the wire. Raises ValueError for a part of one."""
+def split_hashes(packed: bytes, field: str = "page_hashes") -> tuple[bytes, ...]:
+    """The hashes that lie one after the other in `packed`, as in this field on the wire. Raises ValueError, which names
+    the field, for a part of one."""
     if len(packed) % HASH_BYTES:
-        raise ValueError(f"page_hashes: {len(packed)} bytes, must be a multiple of {HASH_BYTES}")
+        raise ValueError(f"{field}: {len(packed)} bytes, must be a multiple of {HASH_BYTES}")
     return tuple(packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
 
 
@@ -199,9 +200,9 @@ class PrefixIndex:
             self.pin(lease_id, sealed)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
-        """The prefix `hashes` was used now. A page counts as used after the pages that follow it, so that a chain is
-        evicted from its end and no page is kept that cannot be reached."""
-        pages = np.array([self._page_of[page_hash] for page_hash in hashes if page_hash in self._page_of], np.int64)
+        """The prefix `hashes` was used now, as far as it is here without a gap: what cannot be reached grows older. A
+        page counts as used after the pages that follow it, so that of a chain the end goes first if nobody pins it."""
+        pages = np.array(self.find_prefix(hashes), np.int64)
         self._next_use += len(pages)
         self._rows["last_use"][pages] = self._next_use - 1 - np.arange(len(pages))
 

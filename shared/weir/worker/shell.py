@@ -35,7 +35,7 @@ from weir.engine.messages import (
     SetPolicy,
 )
 from weir.engine.plan import ModelRunner
-from weir.kv.geometry import PAGE_TOKENS, num_reservable_pages
+from weir.kv.geometry import PAGE_TOKENS, most_pages_read, num_reservable_pages
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import HandedOff
 from weir.policy.registry import PolicySpec
@@ -151,7 +151,9 @@ class WorkerShell:
         self._arena = make_arena(self._on_handed_off)
         self._arena_id, self._num_arena_pages = "", 0  # kept: the registry has them until after the arena has closed
         self._keeper = PageKeeper(self._arena, post, context.request_shutdown)
-        self._prefixes = Prefixes(self._arena, self._keeper, post, context.request_shutdown)
+        window, chunk_tokens = model.window, self._config.chunk_tokens
+        most_pages_ahead = None if window is None else most_pages_read(window, chunk_tokens)
+        self._prefixes = Prefixes(self._arena, self._keeper, post, context.request_shutdown, most_pages_ahead)
         self._hub = StreamHub(clock)
         self._grammars = WorkerGrammars(model.vocab_size, self._prefixes.post, context.request_shutdown)
         self._manager = RequestManager(limits, self._grammars.post, self._hub, clock)

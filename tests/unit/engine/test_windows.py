@@ -13,7 +13,7 @@ from weir.core.sampling import SamplingParams
 from weir.engine.batching.batcher import Batcher, BatchLimits
 from weir.engine.batching.own_rules import Batching, JoinSettings
 from weir.engine.memory.preemption import PreemptionSettings
-from weir.engine.messages import FailureReason, SequenceKey
+from weir.engine.messages import FailureReason, HandOffReady, SequenceKey
 from weir.engine.plan import StepPlan
 from weir.engine.sequence import LOOKAHEAD_TOKENS, Sequence
 from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, first_page_read, num_pages_for
@@ -252,6 +252,31 @@ def test_a_sequence_that_has_given_pages_back_is_preempted_and_served_to_the_end
     assert counters.pages_behind_window > 0
     assert bool(counters.pages_swapped_in) == bool(num_swap_slots)
     assert bool(counters.swap_failures) == bool(num_swap_slots and spoil_rate)
+
+
+@pytest.mark.parametrize("num_swap_slots", [9, 0], ids=["swapped", "dropped"])
+def test_what_is_to_be_handed_over_is_what_its_record_says(num_swap_slots: int) -> None:
+    """Also of one that gave way: whoever takes it over has none of its pages, and begins anew."""
+    engine, first_pages = PressedEngine(crowd(num_swap_slots)), set[tuple[bool, bool]]()
+    step = engine._step
+
+    def hand_over_and_take_back() -> None:
+        step()
+        if engine._tick % 10:  # else nobody would ever have waited long enough
+            return
+        engine.batcher.hand_over(with_preempted=True)
+        for ready in engine.batcher.take_events():
+            assert isinstance(ready, HandOffReady)
+            snapshot = engine.records.open(ready.slot).read()
+            assert snapshot is not None
+            assert (ready.page_ids, ready.first_page) == (snapshot.held_pages, snapshot.first_page)
+            first_pages.add((engine.batcher._sequences[ready.key].is_preempted, ready.first_page > 0))
+            engine.batcher.take_back(ready.key)
+
+    engine._step = hand_over_and_take_back  # type: ignore[method-assign]
+    engine.run()
+    check_pressed(engine)
+    assert first_pages == {(False, False), (False, True), (True, False)}
 
 
 def test_the_row_of_a_static_batch_reads_for_ever_what_it_read_last() -> None:

@@ -60,6 +60,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.holds: dict[int, Text | str] = {}
         self.running: dict[int, Running] = {}
         self.matched: list[tuple[int, list[int]]] = []  # pinned, not yet in a sequence
+        self.uses_before: dict[int, tuple[bytes, int]] = {}  # of sealed pages: hash, and when it was used
 
     def block_table_of(self, slot: int) -> PageIds | None:
         return np.array(self.running[slot].block_table, np.int64) if slot in self.running else None
@@ -92,7 +93,8 @@ class PrefixMachine(RuleBasedStateMachine):
         first = data.draw(st.integers(sequence.first_page, sequence.num_full))
         end = data.draw(st.integers(first, sequence.num_full))
         pages = tuple(sequence.block_table[first - sequence.first_page : end - sequence.first_page])
-        self.table.seal(sequence.lease_id, PageChain(pages, hashes_of(sequence.text)[first:end]))
+        hashes = hashes_of(sequence.text)
+        self.table.seal(sequence.lease_id, PageChain(pages, hashes[first:end], hashes[:first]))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), to_lease_id=st.sampled_from(_LEASES))
@@ -100,9 +102,8 @@ class PrefixMachine(RuleBasedStateMachine):
         slot = data.draw(self.slots())
         sequence = self.running[slot]
         chain = sequence.chain(data.draw(st.integers(0, sequence.num_full)))
-        hashes = self.table.sealable_hashes(chain.earlier_hashes, chain.hashes)
         move = Move("r", Attempt(1, 0), sequence.lease_id, to_lease_id)
-        self.table.hand_off(slot, np.array(sequence.block_table, np.int64), move, hashes)
+        self.table.hand_off(slot, np.array(sequence.block_table, np.int64), move, chain.hashes, chain.earlier_hashes)
         sequence.lease_id = to_lease_id
 
     @precondition(lambda self: self.running)
@@ -179,6 +180,18 @@ class PrefixMachine(RuleBasedStateMachine):
             text = self.holds[page]
             assert isinstance(text, tuple)
             assert hashes_of(text)[-1] == self.page_rows["hash"][page].tobytes()
+
+    @invariant()
+    def what_is_sealed_or_used_can_be_reached_then(self) -> None:
+        """What cannot be by now is older than anything that was used since, and goes before it."""
+        rows = self.page_rows
+        sealed = np.flatnonzero(rows["state"] >= PageState.CACHED).tolist()
+        uses = {page: (rows["hash"][page].tobytes(), int(rows["last_use"][page])) for page in sealed}
+        for page in {page for page, use in uses.items() if self.uses_before.get(page) != use}:
+            text = self.holds[page]
+            assert isinstance(text, tuple)
+            assert page in self.table.prefixes.find_prefix(hashes_of(text))
+        self.uses_before = uses
 
     @invariant()
     def running_sequences_keep_what_they_computed(self) -> None:
@@ -274,16 +287,15 @@ def test_pages_behind_those_that_were_given_back_are_found_and_the_whole_chain_c
     assert len(table.prefixes.find_prefix(hashes_of(text))) == 3, "its end goes first"
 
 
-@pytest.mark.parametrize("way", ["release", "death", "hand-off"])
+@pytest.mark.parametrize("way", ["release", "death", "hand-off", "seal"])
 def test_pages_that_nobody_would_get_to_are_not_kept(way: str) -> None:
     """Those before them were evicted meanwhile."""
     table = OwnershipTable(np.zeros(4, PAGE_DTYPE), np.zeros(1, SLOT_DTYPE))
     text = (0, 1, 0)
-    acquired = table.try_acquire(2, 0, 1)
+    assert table.try_acquire(1, 0, 1) is not None
     held = running_text(table, text, num_given=2)
-    assert acquired is not None
-    scribbled = table.try_acquire(2, 3, 0)
-    assert scribbled is not None
+    assert table.try_acquire(2, 2, 0) is not None
+    assert len(table.prefixes.find_prefix(hashes_of(text))) == 1
     chain = PageChain.of_sequence(tuple(held), 2, hashes_of(text))
     if way == "release":
         table.release(1, [chain], [])
@@ -292,12 +304,30 @@ def test_pages_that_nobody_would_get_to_are_not_kept(way: str) -> None:
         table.page_rows["state"][held], table.page_rows["owner"][held] = PageState.ORPHANED, 1
         table.page_rows["refcount"][held] = 1
         table.free_orphans(1, [chain])
+    elif way == "hand-off":
+        move = Move("r", Attempt(1, 0), 1, 2)
+        table.hand_off(0, np.array(held, np.int64), move, chain.hashes, chain.earlier_hashes)
+        table.release(2, [chain], [0])
     else:
-        sealable = table.sealable_hashes(chain.earlier_hashes, chain.hashes)
-        assert sealable == ()
-        table.release(1, [PageChain(tuple(held))], [])
-    assert table.num_pages(PageState.CACHED) == 0
-    assert table.num_pages(PageState.FREE) == 1
+        table.seal(1, chain)
+        table.release(1, [chain], [])
+    assert (table.num_pages(PageState.CACHED), table.num_pages(PageState.FREE)) == (1, 1)
+
+
+def test_pages_that_nobody_gets_to_any_more_go_before_what_was_used_since() -> None:
+    """They were pinned while those before them were evicted."""
+    table = OwnershipTable(np.zeros(6, PAGE_DTYPE), np.zeros(1, SLOT_DTYPE))
+    text = (0, 1, 0, 1)
+    held = running_text(table, text, num_given=2)
+    chain = PageChain.of_sequence(tuple(held), 2, hashes_of(text))
+    table.seal(1, chain)
+    other = table.try_acquire(2, 4, 0)
+    assert other is not None
+    assert table.prefixes.find_prefix(hashes_of(text)) == []
+    table.release(2, [PageChain(other.page_ids, hashes_of((1, 1, 1, 1)))], [])
+    table.release(1, [chain], [])
+    assert table.try_acquire(1, 2, 0) is not None
+    assert len(table.prefixes.find_prefix(hashes_of((1, 1, 1, 1)))) == 4
 
 
 def test_pages_that_nobody_has_claimed_yet_are_not_evicted() -> None:
@@ -305,3 +335,18 @@ def test_pages_that_nobody_has_claimed_yet_are_not_evicted() -> None:
     cached(table, (0, 0, 0, 0))
     assert table.try_acquire(1, 1, 0, may_evict=False) is None
     assert table.try_acquire(1, 1, 0) is not None
+
+
+def test_of_a_dead_workers_sequences_those_with_their_first_pages_keep_them_for_those_that_gave_them_back() -> None:
+    table = OwnershipTable(np.zeros(6, PAGE_DTYPE), np.zeros(1, SLOT_DTYPE))
+    text = (0, 1, 0)
+    behind, whole = table.try_acquire(1, 1, 0), table.try_acquire(1, 3, 0)
+    assert behind is not None
+    assert whole is not None
+    table.page_rows["state"][: 1 + 3] = PageState.ORPHANED
+    chains = [
+        PageChain.of_sequence(behind.page_ids, 2, hashes_of(text)),
+        PageChain(whole.page_ids, hashes_of(text)[:2]),
+    ]
+    table.free_orphans(1, chains)
+    assert len(table.prefixes.find_prefix(hashes_of(text))) == 3

@@ -19,7 +19,11 @@ from weir.engine.memory.preemption import PreemptionSettings
 from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan, StepResult
 from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, first_page_read, num_pages_for
 from weir.model.cpu.core_share import FixedShare
+from weir.model.files.config import load_model_config
 from weir.model.load import load_model
+from weir.model.precision import page_geometry
+from weir.model.torch.batch import build_batch
+from weir.model.torch.paged_kv import PagedKv
 
 pytestmark = pytest.mark.timeout(600)  # whoever comes first compiles
 
@@ -150,6 +154,26 @@ def test_no_page_is_read_that_is_given_back(make_runner: Any) -> None:
     assert first_page == 32
     with pytest.raises(InternalError, match="NaN"):
         decode_after(runner, num_spoiled=num_pages_for(701 - WINDOW) + 1)
+
+
+def test_sequences_that_read_about_as_many_pages_attend_together_however_long_they_are(tiny: TinyLlama) -> None:
+    """Sorted by length they alternate: a window is read from the beginning of a block on, so 8 pages come and go."""
+    config = load_model_config(tiny.source)
+    lengths = [140, 280, 290, 410, 420, 540]
+    plan = StepPlan(1, tuple(chunk_at(slot, length) for slot, length in enumerate(lengths)))
+    geometry = page_geometry(config, "fp32")
+    kv = PagedKv(geometry, poisoned_pages(NUM_PAGES, geometry.page_bytes))
+    batch = build_batch(plan, kv, config)
+    num_read = [num_pages_for(length) - first_page_read(length - 1, WINDOW) for length in lengths]
+    assert num_read == [9, 18, 11, 18, 11, 18]
+    assert [group.last - group.first for group in batch.decode_groups] == [3, 3]
+    assert batch.decode_groups[-1].last == len(lengths)
+
+
+def chunk_at(slot: int, length: int) -> ChunkPlan:
+    """Its last token."""
+    greedy = SampleSpec(SamplingParams(temperature=0.0), 1)
+    return ChunkPlan(slot, length - 1, (1,), tuple(range(num_pages_for(length))), greedy)
 
 
 def decode_after(runner: PoisoningRunner, num_spoiled: int) -> list[StepResult]:

@@ -182,9 +182,12 @@ class InMemoryArenaClient:
         await asyncio.sleep(0)
         return self._arena.acquire(self._worker_id, num_pages, num_slots)
 
-    async def match(self, hashes: Sequence[bytes], num_pages: int, num_slots: int) -> PrefixMatch:
+    async def match(
+        self, hashes: Sequence[bytes], num_pages: int, num_slots: int, most_pages_ahead: int | None = None
+    ) -> PrefixMatch:
         await _wait_for(self._arena.before_match())
-        return self._arena.match(self._worker_id, MatchRequest(tuple(hashes), num_pages, num_slots))
+        request = MatchRequest(tuple(hashes), num_pages, num_slots, most_pages_ahead)
+        return self._arena.match(self._worker_id, request)
 
     async def seal(self, chain: PageChain) -> None:
         await asyncio.sleep(0)

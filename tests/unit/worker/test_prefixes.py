@@ -22,10 +22,24 @@ from tests.unit.worker.rig import (
 )
 
 from weir.core.errors import Unavailable
+from weir.core.life import FinishReason
 from weir.engine.loop import InboxFull
-from weir.engine.messages import AddSequence, Arrival, CancelSequence, Command, SequenceKey
+from weir.engine.messages import (
+    AddSequence,
+    Arrival,
+    CancelSequence,
+    ChunkComputed,
+    Command,
+    EngineReport,
+    Event,
+    GivePages,
+    HandOffReady,
+    SequenceEnded,
+    SequenceKey,
+)
 from weir.engine.plan import StepPlan
 from weir.kv.geometry import ArenaGeometry
+from weir.kv.messages import PageChain
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.arena.page_keeper import PageKeeper
@@ -51,6 +65,12 @@ async def answer(streams: Streams, start: worker_pb2.Start) -> Received:
     assert received.token_ids == expected_tokens(start)
     received.last.num_cached_tokens = first.last.num_cached_tokens
     return received
+
+
+def client_of(num_pages: int) -> InMemoryArenaClient:
+    """Of an arena of its own."""
+    arena = InMemoryArena(ArenaGeometry(64, num_pages=num_pages, num_slots=4, max_context_tokens=64))
+    return InMemoryArenaClient(arena, "prefill-0-00000000", lambda handed_off: None)
 
 
 def computed(rig: Rig) -> float:
@@ -184,8 +204,8 @@ async def test_a_drain_ends_a_prompt_whose_match_is_not_answered(rig: Rig, strea
 
 
 async def test_a_prompt_whose_cancel_finds_the_inbox_full_waits_for_the_next_cancel() -> None:
-    arena = InMemoryArena(ArenaGeometry(64, num_pages=20, num_slots=4, max_context_tokens=64))
-    client = InMemoryArenaClient(arena, "prefill-0-00000000", lambda handed_off: None)
+    client = client_of(num_pages=20)
+    arena = client._arena
     posted: list[Command] = []
     refusals = [InboxFull("full")]
 
@@ -203,6 +223,97 @@ async def test_a_prompt_whose_cancel_finds_the_inbox_full_waits_for_the_next_can
         prefixes.post(cancel)
     prefixes.post(cancel)
     assert posted == [AddSequence(prompt), cancel], "the engine ends what it has, and nothing else"
+    await prefixes.stop()
+
+
+async def test_pages_of_a_prompt_are_sealed_chunk_by_chunk_with_the_hashes_of_all_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The arena keeps them only while these are kept."""
+    client, posted = client_of(num_pages=20), list[Command]()
+    sealed: list[PageChain] = []
+
+    async def seal(chain: PageChain) -> None:
+        sealed.append(chain)
+
+    monkeypatch.setattr(client, "seal", seal)
+    prefixes = Prefixes(client, PageKeeper(client, posted.append, pytest.fail), posted.append, pytest.fail)
+    prompt = Arrival(replace(params(tuple(range(60))), prefix_seed=b"seed"))
+    key, hashes = SequenceKey.of(prompt.params), page_hashes(range(60), b"seed")
+    prefixes.post(AddSequence(prompt))
+    await eventually(lambda: AddSequence(prompt) in posted)
+    first, second = ChunkComputed(key, 0, 20, (5, 6)), ChunkComputed(key, 20, 40, (5, 6, 7, 8))
+    prefixes.on_report(EngineReport((first,)))
+    prefixes.on_report(EngineReport((second,)))
+    await eventually(lambda: len(sealed) == 2)
+    assert sealed == [PageChain((5,), hashes[:1]), PageChain((6, 7), hashes[1:], hashes[:1])]
+    ended = SequenceEnded(key, FinishReason.CANCELLED)
+    prefixes.on_report(EngineReport((ended,)))
+    await prefixes.stop()
+
+
+@pytest.mark.parametrize("ended", [None, SequenceEnded, HandOffReady], ids=["goes on", "ended", "handed off"])
+@pytest.mark.parametrize("is_last", [False, True], ids=["before it", "behind it"])
+async def test_what_a_report_says_of_a_prompt_counts_in_any_order(
+    monkeypatch: pytest.MonkeyPatch, ended: type[SequenceEnded | HandOffReady] | None, is_last: bool
+) -> None:
+    """The release of what has ended seals its pages, and a hand-off those that go with it."""
+    client, posted = client_of(num_pages=20), list[Command]()
+    sealed: list[PageChain] = []
+
+    async def seal(chain: PageChain) -> None:
+        sealed.append(chain)
+
+    monkeypatch.setattr(client, "seal", seal)
+    prefixes = Prefixes(client, PageKeeper(client, posted.append, pytest.fail), posted.append, pytest.fail)
+    prompt = Arrival(replace(params(tuple(range(60))), prefix_seed=b"seed"))
+    key, hashes = SequenceKey.of(prompt.params), page_hashes(range(60), b"seed")
+    prefixes.post(AddSequence(prompt))
+    await eventually(lambda: AddSequence(prompt) in posted)
+    events: list[Event] = [ChunkComputed(key, 0, 60, (5, 6, 7, 8))]
+    if ended is SequenceEnded:
+        events.append(SequenceEnded(key, FinishReason.CANCELLED))
+    elif ended is HandOffReady:
+        events.append(HandOffReady(key, 0, (6, 7, 8), first_page=1))
+    prefixes.on_report(EngineReport(tuple(events[::-1] if is_last else events)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    num_sealed = {None: 3, SequenceEnded: 0, HandOffReady: 1}[ended]
+    assert sealed == ([PageChain((5, 6, 7)[:num_sealed], hashes[:num_sealed])] if num_sealed else [])
+    await prefixes.stop()
+
+
+@pytest.mark.parametrize(
+    ("num_cached", "most_pages", "num_given"),
+    [(0, None, 20), (0, 6, 6), (4, 6, 6), (16, 6, 4), (4, None, 16), (4, 30, 16)],
+)
+async def test_a_prompt_gets_what_it_needs_at_a_time_behind_its_cached_prefix(
+    num_cached: int, most_pages: int | None, num_given: int
+) -> None:
+    client, posted = client_of(num_pages=40), list[Command]()
+    hashes = page_hashes(range(320), b"seed")
+    cached = await client.acquire(num_cached, 0)
+    await client.release((), (), [PageChain(cached.page_ids, hashes[:num_cached])])
+    keeper = PageKeeper(client, posted.append, pytest.fail)
+    prefixes = Prefixes(client, keeper, posted.append, pytest.fail, most_pages)
+    prefixes.post(AddSequence(Arrival(replace(params(tuple(range(320))), prefix_seed=b"seed"))))
+    await eventually(lambda: len(posted) == 2)
+    given, added = posted
+    assert isinstance(given, GivePages)
+    assert isinstance(added, AddSequence)
+    assert (len(given.bundle.page_ids), len(given.bundle.slots)) == (num_given, 1)
+    assert added.arrival.block_table == cached.page_ids
+    await prefixes.stop()
+
+
+async def test_a_prompt_without_a_cache_asks_for_what_it_needs_at_a_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, posted = client_of(num_pages=40), list[Command]()
+    keeper = PageKeeper(client, posted.append, pytest.fail)
+    anticipated: list[tuple[int, int]] = []
+    monkeypatch.setattr(keeper, "anticipate", lambda num_pages, num_slots: anticipated.append((num_pages, num_slots)))
+    prefixes = Prefixes(client, keeper, posted.append, pytest.fail, most_pages_ahead=6)
+    prefixes.post(AddSequence(Arrival(params(tuple(range(320))))))
+    assert anticipated == [(6, 1)]
     await prefixes.stop()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from tests.unit.worker.rig import (
@@ -23,6 +24,7 @@ from tests.unit.worker.test_adoption import read_all, read_some
 from weir.core.sampling import SamplingParams
 from weir.engine.plan import StepPlan
 from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, num_pages_for
+from weir.kv.messages import PrefixMatch
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.testing.runner import reference_tokens
 from weir.wire.v1 import worker_pb2
@@ -87,6 +89,30 @@ async def test_a_long_request_takes_the_pages_of_its_window_and_the_next_one_fin
             assert max(of_decode) <= most + 1
     assert rig.prefill.metrics()["pages_behind_window_total"] == 2 * 8
     assert rig.decode.metrics()["pages_behind_window_total"] == 2 * 8
+
+
+async def test_a_long_prompt_asks_for_the_pages_of_its_window_alone(
+    rig: Rig, streams: tuple[Stream, Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matches: list[PrefixMatch] = []
+    match = rig.prefill.arena.match
+
+    async def note(*request: Any) -> PrefixMatch:
+        matches.append(await match(*request))
+        return matches[-1]
+
+    monkeypatch.setattr(rig.prefill.arena, "match", note)
+    for _ in range(2):
+        start = start_of(rig)
+        await begin(streams, start)
+        for stream in streams:
+            await stream.receive_all(start.request_id)
+    first, again = matches
+    assert (len(first.page_ids), len(first.acquired.page_ids)) == (
+        0,
+        num_pages_for(WINDOW + ATTENTION_BLOCK_TOKENS + 32),
+    )
+    assert (len(again.page_ids), len(again.acquired.page_ids)) == (16, 1)
 
 
 async def test_pages_of_an_answer_are_found_too(rig: Rig, streams: tuple[Stream, Stream]) -> None:

@@ -22,7 +22,7 @@ from weir.engine.batching.prompt_share import StepPace
 from weir.engine.batching.stall_clock import StallClock
 from weir.engine.batching.step_shares import NO_SHARES, StepShares
 from weir.engine.counters import EngineCounters
-from weir.engine.memory.held_pages import count_pages, give_back_behind, put_back_all
+from weir.engine.memory.held_pages import count_load, give_back_behind, put_back_all
 from weir.engine.memory.kept_ends import KeptEnds
 from weir.engine.memory.pages import PageNeed, PagePool
 from weir.engine.messages import (
@@ -212,7 +212,7 @@ class Batcher(ABC):
         ended_at_s = step.decided_at_s if now_s is None else now_s
         self.pace.stepped(ended_at_s - step.decided_at_s)
         sampled = self._recorder.record(plan, step, result, ended_at_s)
-        give_back_behind(self.limits.window, sampled.past_window, self.pool, self.counters)
+        give_back_behind(sampled.past_window, self.pool, self.counters)
         for sequence in sampled.begun:
             self._begun(sequence)
         for sequence, reason in sampled.ended:
@@ -256,8 +256,7 @@ class Batcher(ABC):
 
     @property
     def load(self) -> EngineLoad:
-        num_waiting = sum(sequence.stage is Stage.WAITING for sequence in self._sequences.values())
-        num_used_pages, num_filled_pages = count_pages(self._sequences.values())
+        num_waiting, num_used_pages, num_filled_pages = count_load(self._sequences.values())
         return EngineLoad(
             num_running=len(self._sequences) - num_waiting,
             num_waiting=num_waiting,

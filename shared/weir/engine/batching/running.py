@@ -119,7 +119,8 @@ class RunningBatcher(Batcher):
                 self._stages_before[sequence.key] = sequence.stage
                 sequence.stage, sequence.stalled_since_s = Stage.HANDING_OFF, None
                 sequence.publish()
-                ready = HandOffReady(sequence.key, sequence.slot, sequence.held_pages, sequence.first_page)
+                first_page = 0 if sequence.is_preempted else sequence.first_page  # as in its record
+                ready = HandOffReady(sequence.key, sequence.slot, sequence.held_pages, first_page)
                 self._events.append(ready)
                 self._order = None
 

@@ -4,28 +4,28 @@ from collections.abc import Iterable
 
 from weir.engine.counters import EngineCounters
 from weir.engine.memory.pages import PagePool
-from weir.engine.sequence import Sequence
+from weir.engine.sequence import Sequence, Stage
 from weir.kv.geometry import PAGE_TOKENS
 
 
-def count_pages(sequences: Iterable[Sequence]) -> tuple[int, int]:
-    """All of them, and those that hold at least one computed token."""
-    num_held = num_filled = 0
+def count_load(sequences: Iterable[Sequence]) -> tuple[int, int, int]:
+    """The sequences that wait; the pages of all, and those that hold at least one computed token."""
+    num_waiting = num_held = num_filled = 0
+    waiting = Stage.WAITING
     for sequence in sequences:
+        num_waiting += sequence.stage is waiting
         first_page = sequence.first_page
         num_held += len(sequence.block_table) - first_page
         num_filled += max(0, (sequence.num_computed + PAGE_TOKENS - 1) // PAGE_TOKENS - first_page)
-    return num_held, num_filled
+    return num_waiting, num_held, num_filled
 
 
-def give_back_behind(
-    window: int | None, sequences: Iterable[Sequence], pool: PagePool, counters: EngineCounters
-) -> None:
-    """The pages of sequences that go on which nothing sees that they are still to compute. A pool puts that off while a
-    step runs, although no step that was planned reads them. They may still serve others as a prefix."""
-    for sequence in sequences:
-        assert window is not None, "without a window everything is seen"
-        first_page, page_ids = sequence.first_page, sequence.give_back(window)
+def give_back_behind(past_window: Iterable[tuple[Sequence, int]], pool: PagePool, counters: EngineCounters) -> None:
+    """The pages of sequences that go on before the one named with each, from which on what is still to be computed
+    reads. A pool puts that off while a step runs, although no step that was planned reads them. They may still serve
+    others as a prefix."""
+    for sequence, first_page_seen in past_window:
+        first_page, page_ids = sequence.first_page, sequence.give_back(first_page_seen)
         counters.pages_behind_window += len(page_ids)
         seed = sequence.prefix_seed
         token_ids = sequence.token_ids[: sequence.first_page * PAGE_TOKENS] if seed else ()

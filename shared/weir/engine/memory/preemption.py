@@ -7,10 +7,12 @@
 
 Nothing changes before `record`, so a step that fails leaves every sequence as it was. Victims are taken from the lowest
 lane, there the latest first (the lanes of SLO-aware servers; inside a lane vLLM's order), and keep their tokens, their
-slot and their rank. Recompute is the last resort.
+slot, their rank and the pages that they share, unless they have given pages behind a window back: then they keep none.
+Recompute is the last resort: of such a one from position 0 on.
 
 A prompt that is half read waits for the pages of its next chunk, and gives way as others do; once it has, it comes back
-with all the pages that it lacks, so that it never again holds a part of them while it waits for the rest.
+with all the pages that it lacks, so that it never again holds a part of them while it waits for the rest. What lay
+behind a window when it was swapped out it lacks only if its copies turn out wrong: then it waits a second time.
 """
 
 from collections.abc import Callable, Iterable

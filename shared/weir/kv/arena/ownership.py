@@ -109,20 +109,17 @@ class OwnershipTable:
         for chain, chain_pages in zip(chains, pages, strict=True):
             is_pinned = self.prefixes.is_sealed(chain_pages)
             self.prefixes.unpin(lease_id, chain_pages[is_pinned])
-            self._seal_own(NO_LEASE, chain_pages, self.sealable_hashes(chain.earlier_hashes, chain.hashes), ~is_pinned)
+            self._keep(NO_LEASE, chain_pages, chain.hashes, chain.earlier_hashes, ~is_pinned)
             self._free_pages(chain_pages[~is_pinned & ~self.prefixes.is_sealed(chain_pages)])
-            self.prefixes.touch((*chain.earlier_hashes, *chain.hashes))
 
     def seal(self, lease_id: int, chain: PageChain) -> None:
-        """Lets others use what the lease has computed and still uses; it pins these pages. Raises NotOwned."""
+        """Lets others use what the lease has computed and still uses; it pins these pages. Raises NotOwned.
+
+        Nothing is done where a page before them is not kept.
+        """
         pages = _as_ids(chain.page_ids)
         self.check_held_pages(lease_id, pages)
-        self._seal_own(lease_id, pages, chain.hashes, ~self.prefixes.is_sealed(pages))
-
-    def sealable_hashes(self, earlier_hashes: Sequence[bytes], hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """`hashes`, unless a page before them is not kept: nobody who looks for this prefix gets to them then."""
-        is_reached = len(self.prefixes.find_prefix(earlier_hashes)) == len(earlier_hashes)
-        return hashes if is_reached else ()
+        self._keep(lease_id, pages, chain.hashes, chain.earlier_hashes, ~self.prefixes.is_sealed(pages))
 
     def check_held_pages(self, lease_id: int, page_ids: Collection[int] | PageIds, *, is_claim: bool = False) -> None:
         """Raises NotOwned: an id that is not there, neither the lease's nor pinned by it, or named too often.
@@ -163,10 +160,17 @@ class OwnershipTable:
         self.prefixes.replace_pins(lease_id, self._counts(held[is_sealed]))
         return len(surplus)
 
-    def hand_off(self, slot: int, page_ids: PageIds, move: Move, hashes: Sequence[bytes] = ()) -> None:
+    def hand_off(
+        self,
+        slot: int,
+        page_ids: PageIds,
+        move: Move,
+        hashes: Sequence[bytes] = (),
+        earlier_hashes: Sequence[bytes] = (),
+    ) -> None:
         """Passes the slot and its pages to `move.to_lease_id`, or raises NotOwned. Page ids stay what they are.
 
-        `hashes` are those of the first pages; these are sealed, pinned by the receiver.
+        The first pages are sealed, pinned by the receiver: both kinds of hashes are as in `PageChain`.
         """
         self.check_owned_slots(move.from_lease_id, [slot])
         self.check_held_pages(move.from_lease_id, page_ids)
@@ -178,7 +182,7 @@ class OwnershipTable:
         row["owner"] = move.to_lease_id  # the commit point; what follows `rebuild` would do as well
         self.page_rows["owner"][page_ids[~is_pinned]] = move.to_lease_id
         self.prefixes.move_pins(move.from_lease_id, move.to_lease_id, page_ids[is_pinned])
-        self._seal_own(move.to_lease_id, page_ids, hashes, ~is_pinned)
+        self._keep(move.to_lease_id, page_ids, hashes, earlier_hashes, ~is_pinned)
 
     def adopt(self, slot: int, page_ids: PageIds, move: Move) -> None:
         """Passes an ORPHANED slot and its pages to `move.to_lease_id`. Page ids stay what they are."""
@@ -234,12 +238,12 @@ class OwnershipTable:
 
         The slots' records must have been cleared before.
         """
-        for chain in chains:
+        # those with their first pages first: others may go on from there
+        for chain in sorted(chains, key=lambda chain: len(chain.earlier_hashes)):
             pages = _as_ids(chain.page_ids)
             rows = self.page_rows
             is_own = (rows["owner"][pages] == lease_id) & (rows["state"][pages] == PageState.ORPHANED)
-            self._seal_own(NO_LEASE, pages, self.sealable_hashes(chain.earlier_hashes, chain.hashes), is_own)
-            self.prefixes.touch((*chain.earlier_hashes, *chain.hashes))
+            self._keep(NO_LEASE, pages, chain.hashes, chain.earlier_hashes, is_own)
         self.prefixes.replace_pins(lease_id, self._counts(_as_ids(())))
         self._free_fenced(lease_id, PageState.ORPHANED, SlotState.ORPHANED)
 
@@ -270,10 +274,20 @@ class OwnershipTable:
             self.page_rows["owner"][left_behind] = row["owner"]
         self.prefixes.pin(int(row["owner"]), block_table[self.prefixes.is_sealed(block_table)])
 
-    def _seal_own(self, lease_id: int, pages: PageIds, hashes: Sequence[bytes], is_own: NDArray[np.bool_]) -> None:
-        """Seals the pages that have a hash and that `is_own` marks."""
-        own = np.flatnonzero(is_own[: len(hashes)])
-        self.prefixes.seal(lease_id, pages[own], [hashes[index] for index in own.tolist()])
+    def _keep(
+        self,
+        lease_id: int,
+        pages: PageIds,
+        hashes: Sequence[bytes],
+        earlier_hashes: Sequence[bytes],
+        is_own: NDArray[np.bool_],
+    ) -> None:
+        """Seals the pages that have a hash and that `is_own` marks, unless a page before them is not kept: nobody who
+        looks for this prefix gets to them then. What is kept of the prefix counts as used now."""
+        if len(self.prefixes.find_prefix(earlier_hashes)) == len(earlier_hashes):
+            own = np.flatnonzero(is_own[: len(hashes)])
+            self.prefixes.seal(lease_id, pages[own], [hashes[index] for index in own.tolist()])
+        self.prefixes.touch((*earlier_hashes, *hashes))
 
     def _counts(self, page_ids: PageIds) -> PinCounts:
         return np.bincount(page_ids, minlength=len(self.page_rows)).astype(np.uint32)

@@ -2,7 +2,7 @@
 
 Tokens of the flat batch, in order:
 
-    | decode rows: chunks of one token, sorted by length | prefill chunk | prefill chunk | …
+    | decode rows: chunks of one token, fewest pages first | prefill chunk | prefill chunk | …
 
 Decode rows attend together, in groups of similar length: one gather and one kernel call a group were 1.6 to 2.1 times
 faster than one a sequence at 8 and 32 sequences of 160 tokens. Prefill chunks attend one sequence at a time.
@@ -72,6 +72,7 @@ class StepBatch:
 def build_batch(plan: StepPlan, kv: PagedKv, config: ModelConfig) -> StepBatch:
     """Raises InternalError if the plan would read or write where it must not; then nothing was written."""
     decodes, prefills = ordered_chunks(plan, kv.num_pages, config.vocab_size, config.max_context_tokens)
+    decodes.sort(key=lambda chunk: _num_pages_read(chunk, config))  # behind a window no longer one of the length
     chunks = [*decodes, *prefills]
     sampled, scored = rows_with_logits(whole(chunks))
     positions = torch.tensor([position for chunk in chunks for position in range(chunk.start, chunk.end)])
@@ -100,7 +101,7 @@ def _num_pages_read(chunk: ChunkPlan, config: ModelConfig) -> int:
 def _decode_groups(decodes: Sequence[ChunkPlan], kv: PagedKv, config: ModelConfig) -> tuple[DecodeGroup, ...]:
     groups = []
     first = 0
-    # by powers of two of their pages, so that less than half of what a group gathers is padding
+    # in their order, by powers of two of their pages, so that less than half of what a group gathers is padding
     for _, members in groupby(decodes, key=lambda chunk: (_num_pages_read(chunk, config) - 1).bit_length()):
         group = list(members)
         groups.append(_decode_group(group, first, kv, config))

@@ -370,6 +370,7 @@ class MatchRequest(_message.Message):
     PAGE_HASHES_FIELD_NUMBER: _builtins.int
     NUM_PAGES_FIELD_NUMBER: _builtins.int
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    MOST_PAGES_AHEAD_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """The lease."""
     attachment: _builtins.int
@@ -380,6 +381,8 @@ class MatchRequest(_message.Message):
     """Pages that the whole prompt needs. The last one is never matched: the prompt's last token is computed."""
     num_slots: _builtins.int
     """Slots that it needs."""
+    most_pages_ahead: _builtins.int
+    """Pages that it needs at a time behind the matched ones: no more are acquired. Not set: all."""
     def __init__(
         self,
         *,
@@ -388,12 +391,15 @@ class MatchRequest(_message.Message):
         page_hashes: _builtins.bytes = ...,
         num_pages: _builtins.int = ...,
         num_slots: _builtins.int = ...,
+        most_pages_ahead: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_most_pages_ahead", b"_most_pages_ahead", "most_pages_ahead", b"most_pages_ahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "lease_id", b"lease_id", "num_pages", b"num_pages", "num_slots", b"num_slots", "page_hashes", b"page_hashes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_most_pages_ahead", b"_most_pages_ahead", "attachment", b"attachment", "lease_id", b"lease_id", "most_pages_ahead", b"most_pages_ahead", "num_pages", b"num_pages", "num_slots", b"num_slots", "page_hashes", b"page_hashes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__most_pages_ahead: _TypeAlias = _typing.Literal["most_pages_ahead"]  # noqa: Y015
+    _WhichOneofArgType__most_pages_ahead: _TypeAlias = _typing.Literal["_most_pages_ahead", b"_most_pages_ahead"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__most_pages_ahead) -> _WhichOneofReturnType__most_pages_ahead | None: ...
 
 Global___MatchRequest: _TypeAlias = MatchRequest  # noqa: Y015
 
@@ -449,7 +455,9 @@ class PageChain(_message.Message):
     page_hashes: _builtins.bytes
     """Content hashes of the first pages, 16 bytes each: full ones, computed, kept as a reusable prefix."""
     earlier_page_hashes: _builtins.bytes
-    """Those of all pages before these, 16 bytes each, where the sequence has given its first pages back."""
+    """Those of all pages before these, 16 bytes each, where they are not the sequence's first: these are kept only as long
+    as all before them are.
+    """
     @_builtins.property
     def page_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Page ids. Those that the lease shares are unpinned, its own are taken back."""

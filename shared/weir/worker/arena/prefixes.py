@@ -47,9 +47,16 @@ class Prefixes:
     """Between the request manager and the engine."""
 
     def __init__(
-        self, arena: Arena, keeper: PageKeeper, post: Callable[[Command], None], request_shutdown: Callable[[str], None]
+        self,
+        arena: Arena,
+        keeper: PageKeeper,
+        post: Callable[[Command], None],
+        request_shutdown: Callable[[str], None],
+        most_pages_ahead: int | None = None,
     ) -> None:
+        """`most_pages_ahead`: what a prompt needs at a time behind its cached prefix; None: all its pages."""
         self._arena = arena
+        self._most_pages_ahead = most_pages_ahead
         self._keeper = keeper
         self._post = post
         self._matching: dict[SequenceKey, Arrival] = {}
@@ -79,20 +86,22 @@ class Prefixes:
 
     def on_report(self, report: EngineReport) -> None:
         """Call it before the keeper's."""
-        ended = {event.key for event in report.events if isinstance(event, SequenceEnded)}
-        ready = {event.key: event.first_page for event in report.events if isinstance(event, HandOffReady)}
+        computed: list[ChunkComputed] = []
+        num_given_back: dict[SequenceKey, int] = {}
         for event in report.events:
             match event:
-                case ChunkComputed(key) if key in ready:  # the hand-off seals those that go with it
-                    self._seal(event, ready[key])
-                case ChunkComputed(key) if key not in ended:  # else the release seals them
-                    self._seal(event, len(event.page_ids))
+                case ChunkComputed():
+                    computed.append(event)
+                case HandOffReady(key):
+                    num_given_back[key] = event.first_page
                 case SequenceEnded(key) | SequenceForgotten(key):
                     prompt = self._prompts.pop(key, None)
                     if prompt is not None and prompt.match_id and isinstance(event, SequenceEnded):
                         self._keeper.end_match(prompt.match_id)
                 case _:
                     pass
+        for event in computed:  # the release of what has ended seals it, a hand-off the pages that go with it
+            self._seal(event, num_given_back.get(event.key, len(event.page_ids)))
 
     async def stop(self) -> None:
         """Ends all calls; what an unanswered match was given stays with the lease, which ends too."""
@@ -105,7 +114,8 @@ class Prefixes:
         params = arrival.params
         num_tokens = len(params.prompt_token_ids) + len(arrival.output_token_ids)
         if not (self._arena.keeps_prefixes and params.prefix_seed and num_tokens >= PAGE_TOKENS):
-            self._keeper.anticipate(num_pages_for(num_tokens), num_slots=1)
+            num_pages, most_pages = num_pages_for(num_tokens), self._most_pages_ahead
+            self._keeper.anticipate(num_pages if most_pages is None else min(num_pages, most_pages), num_slots=1)
             self._post(AddSequence(arrival))
             return
         key = SequenceKey.of(params)
@@ -146,7 +156,7 @@ class Prefixes:
     async def _try_match(self, hashes: tuple[bytes, ...], num_pages: int) -> PrefixMatch | None:
         """None: the arena does not answer. The prompt is computed as if nothing were cached."""
         try:
-            return await self._arena.match(hashes, num_pages, num_slots=1)
+            return await self._arena.match(hashes, num_pages, 1, self._most_pages_ahead)
         except WeirError as error:
             self._num_failures += 1
             _log.warning("a prompt's prefix was not looked up: %s", error)
@@ -168,7 +178,7 @@ class Prefixes:
         first, end = prompt.num_sealed, min(num_full, num_pages)
         if end > first:
             prompt.num_sealed = end
-            chain = PageChain(chunk.page_ids[first:end], prompt.hashes[first:end])
+            chain = PageChain(chunk.page_ids[first:end], prompt.hashes[first:end], prompt.hashes[:first])
             self._tasks.spawn(self._try_seal(chain), f"seal of {chunk.key.request_id}")
 
     async def _try_seal(self, chain: PageChain) -> None:
