@@ -120,13 +120,15 @@ class Gateway:
             RequestSpans(process.tracer, clock, RecentRequests(process.gateway_id, settings.recent, clock)),
         )
         self._audit = (
-            None if settings.audit is None else AuditWriter(bus, self._subjects, self._gateway_id, settings.audit)
+            None
+            if settings.audit is None
+            else AuditWriter(bus, self._endpoint, self._subjects, self._gateway_id, settings.audit)
         )
         self.processor = InputProcessor(
             directory, self._entry, settings.limits, lengths, self._driver, self._keys, spans
         )
         self.processor.audit = self._audit
-        self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
+        self._responses = ResponseStore(bus, self._endpoint, self._subjects) if settings.keeps_responses else None
         answerer = LineAnswerer(self.processor, self._keys, access.caller_of, settings.http.unknown_fields)
         self._jobs = BatchJobs.try_make(process.gateway_id, settings.batches, answerer)
         self._frontend = self._make_frontend(process.bodies)
