@@ -5,6 +5,7 @@ import sys
 from functools import partial
 
 from weir.bus.nats import NatsBus
+from weir.bus.subjects import Subjects
 from weir.rpc.access import Callers
 from weir.rpc.body_budget import BodyBudget
 from weir.rpc.port_guard import PortGuard, PortLimits
@@ -35,6 +36,7 @@ async def build(context: ServiceContext[GatewayConfig], bodies: BodyBudget) -> G
             name=context.process_id,
             timeout_s=_CONNECT_TIMEOUT_S,
             seed_file=config.nats_seed_file,
+            inbox=Subjects(config.instance).inbox("gateway"),
         ),
         models.load,
         partial(load_lengths, config),

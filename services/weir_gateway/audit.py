@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weir.bus.audit import MAX_BATCH, AuditBounds, AuditStream, LifeEvent
+from weir.bus.endpoint import BusEndpoint
 from weir.bus.protocol import Bus, BusError
+from weir.bus.stores import ask_to_make
 from weir.bus.subjects import Subjects
 from weir.core.clock import Backoff
 from weir.core.life import FinishReason
@@ -38,12 +40,15 @@ class AuditWriter:
     def __init__(
         self,
         bus: Bus,
+        endpoint: BusEndpoint,
         subjects: Subjects,
         gateway_id: str,
         settings: AuditSettings,
         unix_time_s: Callable[[], float] = time.time,
     ) -> None:
         self._stream = AuditStream(bus, subjects)
+        self._endpoint = endpoint
+        self._subject_of_maker = subjects.make_audit
         self._gateway_id = gateway_id
         self._settings = settings
         self._unix_time_s = unix_time_s
@@ -64,7 +69,7 @@ class AuditWriter:
         self._has_events.set()
 
     async def run(self) -> None:
-        """Runs for ever: makes the stream, writes what waits, and goes on trying."""
+        """Runs for ever: has the stream made, writes what waits, and goes on trying."""
         backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         self._has_events.set()
         while True:
@@ -93,7 +98,7 @@ class AuditWriter:
     async def _write_all(self) -> None:
         """Raises BusError, and keeps what is not known to be taken."""
         if not self._is_made:
-            await self._stream.make(self._settings.bounds)
+            await ask_to_make(self._endpoint, self._subject_of_maker, self._settings.bounds)
             self._is_made = True
         while self._waiting:
             if not self._sending:

@@ -118,14 +118,12 @@ class Gateway:
             ModelDirectory(models, self._decode_workers.longest_context),
             RequestSpans(process.tracer, clock, RecentRequests(process.gateway_id, settings.recent, clock)),
         )
-        self._audit = (
-            None if settings.audit is None else AuditWriter(bus, self._subjects, self._gateway_id, settings.audit)
-        )
+        self._audit = self._try_make_audit()
         self.processor = InputProcessor(
             directory, self._entry, settings.limits, lengths, self._driver, self._keys, spans
         )
         self.processor.audit = self._audit
-        self._responses = ResponseStore(bus, self._subjects) if settings.keeps_responses else None
+        self._responses = ResponseStore(bus, self._endpoint, self._subjects) if settings.keeps_responses else None
         answerer = LineAnswerer(self.processor, self._keys, access.caller_of, settings.http.unknown_fields)
         self._jobs = BatchJobs.try_make(process.gateway_id, settings.batches, answerer)
         self._frontend = self._make_frontend(process.bodies)
@@ -198,6 +196,12 @@ class Gateway:
 
     def _is_wanted(self, request_id: str, attempt: Attempt) -> bool:
         return self._driver.wants(request_id, attempt)
+
+    def _try_make_audit(self) -> AuditWriter | None:
+        settings = self._settings.audit
+        if settings is None:
+            return None
+        return AuditWriter(self._bus, self._endpoint, self._subjects, self._gateway_id, settings)
 
     def _make_frontend(self, bodies: BodyBudget) -> HttpFrontend:
         settings, quotas = self._settings.http, self._port.quotas

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
+from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.rpc.access import Callers
 from weir.runtime.change_log import ChangeLog
@@ -30,6 +31,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
             name=context.process_id,
             timeout_s=_CONNECT_TIMEOUT_S,
             seed_file=config.nats_seed_file,
+            inbox=Subjects(config.instance).inbox("scheduler"),
         )
 
     settings = SchedulerSettings(

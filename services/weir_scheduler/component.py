@@ -25,6 +25,7 @@ from weir_scheduler.limits_keeper import LimitsKeeper, LimitsSource
 from weir_scheduler.operator_calls import LeaderAdmins
 from weir_scheduler.scheduling_admin import Operators, SchedulingAdmin
 from weir_scheduler.shell import SchedulerShell
+from weir_scheduler.store_maker import StoreMaker
 from weir_scheduler.worker_admin import WorkerAdmin
 
 logger = logging.getLogger(__name__)
@@ -190,7 +191,10 @@ class SchedulerComponent:
                 authority=leadership,
             )
             begun.push_async_callback(shell.stop)
+            stores = StoreMaker(bus, self._subjects, keeper.knows_tenant)
+            await stores.make()
             await shell.start()
+            await stores.serve(shell.endpoint)
             keeper.attach(
                 lambda: shell.set_limits(keeper.effective_limits.limits),
                 lambda: shell.set_policy(keeper.effective_limits.policy.make()),
@@ -200,7 +204,8 @@ class SchedulerComponent:
             admins = LeaderAdmins(scheduling, WorkerAdmin(core, shell.endpoint, self._subjects))
             self._leader = _Leader(leadership, shell, keeper, admins)
             keeping = self._run("following the limits file", keeper.keep())
-            begun.push_async_callback(end_tasks, [keeping])
+            making = self._run("keeping buckets", stores.keep())
+            begun.push_async_callback(end_tasks, [keeping, making])
             self._term.push_async_callback(begun.pop_all().aclose)
 
     async def _load_limits(self, bus: Bus, epoch: int) -> LimitsKeeper:

@@ -130,6 +130,11 @@ class LimitsKeeper:
         """To be read only."""
         return self._effective_limits
 
+    def knows_tenant(self, name: str) -> bool:
+        """Now."""
+        limits = self._effective_limits.limits
+        return name == limits.default_tenant.name or any(tenant.name == name for tenant in limits.tenants)
+
     @property
     def limits_path(self) -> Path | None:
         return None if self._source is None else self._source.path

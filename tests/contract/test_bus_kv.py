@@ -10,7 +10,7 @@ from tests.contract.worlds import BusWorld, NatsServer, eventually
 from weir.bus import nats_kv
 from weir.bus.codec import WIRE_VERSION
 from weir.bus.nats import NatsBus
-from weir.bus.protocol import BucketFull, BucketMismatch, Bus, KeyConflict, KvEntry
+from weir.bus.protocol import BucketFull, BucketMismatch, BucketMissing, Bus, KeyConflict, KvEntry
 
 Connect = Callable[[], Awaitable[Bus]]
 
@@ -237,3 +237,13 @@ async def test_a_bucket_that_drops_is_never_full_of_bytes(connect: Connect, name
     assert sorted(entry.key for entry in await bucket.list_entries()) == ["k4", "k5"]
     other = await (await connect()).bucket(name, max_entries=100, max_bytes=4000, durable=True)
     assert await other.get("k5") is not None
+
+
+async def test_who_opens_a_bucket_waits_for_its_maker(connect: Connect, name: str) -> None:
+    maker, opener = await connect(), await connect()
+    with pytest.raises(BucketMissing, match=f"bucket {name} is not there"):
+        await opener.open_bucket(name)
+    await (await maker.bucket(name)).put("a", b"1")
+    entry = await (await opener.open_bucket(name)).get("a")
+    assert entry is not None
+    assert entry.value == b"1"

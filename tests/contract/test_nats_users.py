@@ -1,23 +1,20 @@
-"""What a role may not say or hear, asked of a real server: a worker cannot grant, a gateway cannot write rules."""
+"""What a role may say and hear, asked of a real server: a worker cannot grant, a gateway cannot write rules."""
 
 import asyncio
-import contextlib
 import gc
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
-from nats.js.errors import BadRequestError
+from nats.aio.msg import Msg
 from tests.contract.worlds import NatsServer
 
 from weir.bus.nats import NatsBus
-from weir.bus.nats_users import NATS_ROLES, NatsRole, denied, make_seed, server_config
-from weir.bus.protocol import BusUnavailable
-from weir.bus.subjects import Subjects
+from weir.bus.nats_users import NATS_ROLES, NatsRole, make_seed, public_key, rights_of, server_config
+from weir.bus.protocol import BusMessage, BusTimeout, BusUnavailable
+from weir.bus.subjects import Subjects, entries_of, stream_of
 
 SUBJECTS = Subjects("users")
 ROLES_OF_SUBJECTS: tuple[tuple[str, NatsRole, NatsRole | None], ...] = (
@@ -35,16 +32,35 @@ ROLES_OF_SUBJECTS: tuple[tuple[str, NatsRole, NatsRole | None], ...] = (
     (SUBJECTS.reconcile, "gateway", "scheduler"),
     (SUBJECTS.key("g-1"), "gateway", "gateway"),
     (SUBJECTS.audit, "gateway", None),
+    (SUBJECTS.make_responses, "gateway", "scheduler"),
+    (SUBJECTS.make_audit, "gateway", "scheduler"),
     (SUBJECTS.prefixes, "transfer", "scheduler"),
 )
 """Who says it, and who hears it; None: a stream does."""
-OWNERS_OF_BUCKETS: Mapping[str, NatsRole] = {
+WRITERS_OF_BUCKETS: Mapping[str, NatsRole] = {
     SUBJECTS.leader_bucket: "scheduler",
     SUBJECTS.configuration_bucket: "scheduler",
     SUBJECTS.counters_bucket: "scheduler",
     SUBJECTS.keys_bucket: "gateway",
+    SUBJECTS.responses_bucket("t-1"): "gateway",
     SUBJECTS.workers_bucket: "worker",
 }
+WATCHERS_OF_BUCKETS: Mapping[str, tuple[NatsRole, ...]] = {
+    SUBJECTS.configuration_bucket: ("gateway", "worker"),
+    SUBJECTS.counters_bucket: ("scheduler",),
+    SUBJECTS.workers_bucket: ("scheduler", "gateway"),
+}
+"""Those who list are among them."""
+READERS_OF_BUCKETS: Mapping[str, tuple[NatsRole, ...]] = {
+    SUBJECTS.leader_bucket: ("scheduler", "gateway"),
+    SUBJECTS.configuration_bucket: ("scheduler", "gateway"),
+    SUBJECTS.counters_bucket: ("scheduler",),
+    SUBJECTS.keys_bucket: ("gateway",),
+    SUBJECTS.responses_bucket("t-1"): ("gateway",),
+    SUBJECTS.workers_bucket: ("gateway",),
+}
+"""Of single entries."""
+STREAMS = (*map(stream_of, WRITERS_OF_BUCKETS), SUBJECTS.audit_stream)
 
 Connect = Callable[[NatsRole], Awaitable["Asking"]]
 
@@ -56,8 +72,19 @@ class Asking:
         self.client = Client()
         self.errors: list[str] = []
 
-    async def connect(self, url: str, seed_file: Path) -> None:
-        await self.client.connect(url, nkeys_seed=str(seed_file), error_cb=self._on_error, max_reconnect_attempts=1)
+    async def connect(self, url: str, seed_file: Path, role: NatsRole) -> None:
+        await self.client.connect(
+            url,
+            nkeys_seed=str(seed_file),
+            error_cb=self._on_error,
+            max_reconnect_attempts=1,
+            inbox_prefix=SUBJECTS.inbox(role),
+        )
+
+    async def is_allowed(self, subject: str, payload: bytes = b"") -> bool:
+        """Whether the server takes what it publishes there."""
+        await self.client.publish(subject, payload)
+        return not await self.denials()
 
     async def _on_error(self, error: Exception) -> None:
         self.errors.append(str(error).lower())
@@ -82,7 +109,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[NatsRole, Path]:
 def server(seeds: Mapping[NatsRole, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     folder = tmp_path_factory.mktemp("nats")
     config = folder / "nats.conf"
-    config.write_text(server_config({role: path.read_text() for role, path in seeds.items()}, SUBJECTS))
+    config.write_text(server_config({role: public_key(path.read_text()) for role, path in seeds.items()}, SUBJECTS))
     started = NatsServer(folder, "-c", str(config))
     started.start()
     yield started
@@ -95,7 +122,7 @@ async def connect(server: NatsServer, seeds: Mapping[NatsRole, Path]) -> AsyncIt
 
     async def connect_as(role: NatsRole) -> Asking:
         asking = Asking()
-        await asking.connect(server.url, seeds[role])
+        await asking.connect(server.url, seeds[role], role)
         made.append(asking)
         return asking
 
@@ -112,12 +139,13 @@ def test_every_subject_of_the_bus_is_in_this_table() -> None:
         if name.startswith(("_", "of_")) or name == "namespace":
             continue
         every.add(
-            found({"prefixes_of": "a-1", "drain": "w-1", "role": "w-1"}.get(name, "g-1")) if callable(found) else found
+            found({"prefixes_of": "a-1", "drain": "w-1", "role": "w-1", "responses_bucket": "t-1"}.get(name, "g-1"))
+            if callable(found)
+            else found
         )
-    buckets_and_streams = {name for name in every if not name.startswith("weir.")}
-    assert every - buckets_and_streams == named
-    answers = {SUBJECTS.responses_bucket("g-1"), SUBJECTS.audit_stream}
-    assert buckets_and_streams - answers == set(OWNERS_OF_BUCKETS)
+    buckets_and_streams = {name for name in every if not name.startswith(("weir.", "_INBOX"))}
+    assert {name for name in every if name.startswith("weir.")} == named
+    assert buckets_and_streams == {*WRITERS_OF_BUCKETS, SUBJECTS.audit_stream}
 
 
 @pytest.mark.parametrize("role", NATS_ROLES)
@@ -148,37 +176,113 @@ async def test_what_is_denied_reaches_nobody(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("role", NATS_ROLES)
-async def test_entries_of_a_bucket_are_written_by_its_owner_alone(connect: Connect, role: NatsRole) -> None:
+async def test_answers_to_one_role_are_heard_by_no_other(connect: Connect, role: NatsRole) -> None:
     asking = await connect(role)
-    for bucket, owner in OWNERS_OF_BUCKETS.items():
-        await make_bucket(await connect(owner), bucket)
-        store = await asking.client.jetstream().key_value(bucket)
-        if role == owner:
-            await store.put("entry", b"true")
-            continue
-        with pytest.raises((NatsError, TimeoutError)):
-            await asyncio.wait_for(store.put("entry", b"forged"), 0.5)
-        assert await asking.denials() != []
+    for other in NATS_ROLES:
+        await asking.client.subscribe(f"{SUBJECTS.inbox(other)}.>")
+        assert bool(await asking.denials()) == (role != other), other
+    for everything in (">", "_INBOX.>", "$JS.>", "$KV.>", "weir.>", f"weir.{SUBJECTS.namespace}.>"):
+        await asking.client.subscribe(everything)
+        assert await asking.denials() != [], everything
 
 
-@pytest.mark.parametrize("role", ["worker", "transfer", "operator"])
-async def test_who_owns_no_durable_store_cannot_take_one_away(connect: Connect, role: NatsRole) -> None:
-    asking, owner = await connect(role), await connect("scheduler")
-    await make_bucket(owner, SUBJECTS.counters_bucket)
-    stream = f"KV_{SUBJECTS.counters_bucket}"
-    before = (await owner.client.jetstream().stream_info(stream)).config
-    shorter = replace(before, max_age=1.0)
-    jetstream = asking.client.jetstream()
-    for change in (jetstream.delete_stream(stream), jetstream.purge_stream(stream), jetstream.update_stream(shorter)):
-        with pytest.raises((NatsError, TimeoutError)):
-            await asyncio.wait_for(change, 0.5)
-        assert await asking.denials() != []
-    assert (await owner.client.jetstream().stream_info(stream)).config == before
+@pytest.mark.parametrize("role", NATS_ROLES)
+async def test_entries_of_a_bucket_are_written_watched_and_read_by_those_who_do(
+    connect: Connect, role: NatsRole
+) -> None:
+    asking = await connect(role)
+    for bucket, writer in WRITERS_OF_BUCKETS.items():
+        entry, stream = entries_of(bucket).replace(">", "entry"), stream_of(bucket)
+        assert await asking.is_allowed(entry, b"true") == (role == writer), bucket
+        watching = f"$JS.API.CONSUMER.CREATE.{stream}.name.{entries_of(bucket)}"
+        assert await asking.is_allowed(watching) == (role in WATCHERS_OF_BUCKETS.get(bucket, ())), bucket
+        reading = f"$JS.API.STREAM.MSG.GET.{stream}"
+        assert await asking.is_allowed(reading) == (role in READERS_OF_BUCKETS[bucket]), bucket
+        assert not await asking.is_allowed(f"$JS.API.DIRECT.GET.{stream}.{entry}"), bucket
+    assert await asking.is_allowed(f"$JS.API.STREAM.MSG.GET.{SUBJECTS.audit_stream}") == (role == "operator")
 
 
-async def make_bucket(owner: Asking, bucket: str) -> None:
-    with contextlib.suppress(BadRequestError):  # an earlier test's
-        await owner.client.jetstream().create_key_value(bucket=bucket)
+@pytest.mark.parametrize("role", NATS_ROLES)
+async def test_the_scheduler_alone_makes_streams_and_nobody_takes_one_away(connect: Connect, role: NatsRole) -> None:
+    asking = await connect(role)
+    for stream in (*STREAMS, "another"):
+        is_scheduler = role == "scheduler"
+        assert await asking.is_allowed(f"$JS.API.STREAM.CREATE.{stream}") == is_scheduler
+        changing = is_scheduler and stream == SUBJECTS.audit_stream
+        assert await asking.is_allowed(f"$JS.API.STREAM.UPDATE.{stream}") == changing
+        for call in ("DELETE", "PURGE", "RESTORE", "SNAPSHOT", "MSG.DELETE"):
+            assert not await asking.is_allowed(f"$JS.API.STREAM.{call}.{stream}"), (call, stream)
+        for call in ("DURABLE.CREATE", "DELETE", "MSG.NEXT"):
+            assert not await asking.is_allowed(f"$JS.API.CONSUMER.{call}.{stream}.name"), (call, stream)
+        assert not await asking.is_allowed(f"$JS.API.CONSUMER.CREATE.{stream}")
+        assert not await asking.is_allowed(f"$JS.API.CONSUMER.LIST.{stream}")
+
+
+@pytest.mark.parametrize("role", [role for role in NATS_ROLES if role != "scheduler"])
+def test_nobody_but_the_scheduler_can_have_the_server_deliver_what_he_writes(role: NatsRole) -> None:
+    """Issue 8274 of nats-server: it does not check where a consumer delivers to."""
+    assert not any(
+        writer == role and role in WATCHERS_OF_BUCKETS.get(bucket, ()) for bucket, writer in WRITERS_OF_BUCKETS.items()
+    )
+
+
+@pytest.mark.parametrize("role", NATS_ROLES)
+def test_who_may_answer_wherever_he_is_asked_to_cannot_ask_himself(role: NatsRole) -> None:
+    """He would name what he is denied as the place for the answer."""
+    if rights_of(role, SUBJECTS).answers:
+        assert not any(sender == hearer == role for _, sender, hearer in ROLES_OF_SUBJECTS)
+        assert not any(subject.startswith("_INBOX") for subject in rights_of(role, SUBJECTS).publish)
+
+
+async def test_an_answer_reaches_who_asked_and_nobody_is_answered_twice(connect: Connect) -> None:
+    pairs: tuple[tuple[str, NatsRole, NatsRole], ...] = (
+        (SUBJECTS.submit, "gateway", "scheduler"),
+        (SUBJECTS.grant("g-1"), "scheduler", "gateway"),
+        (SUBJECTS.key("g-1"), "gateway", "gateway"),
+        (SUBJECTS.drain("w-1"), "scheduler", "worker"),
+        (SUBJECTS.prefixes_of("a-1"), "scheduler", "transfer"),
+    )
+    for subject, sender, hearer in pairs:
+        asks, answers = await connect(sender), await connect(hearer)
+
+        async def answer(message: Msg) -> None:
+            await message.respond(b"yes")
+
+        subscription = await answers.client.subscribe(subject, cb=answer)
+        await answers.client.flush()
+        assert (await asks.client.request(subject, b"?", timeout=5)).data == b"yes", subject
+        assert await answers.denials() == []
+        await subscription.unsubscribe()
+
+
+async def test_a_bus_that_is_denied_something_says_so_and_goes_on(
+    server: NatsServer, seeds: Mapping[NatsRole, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler, worker = [
+        await NatsBus.connect(server.url, name=role, seed_file=str(seeds[role]), inbox=SUBJECTS.inbox(role))
+        for role in ("scheduler", "worker")
+    ]
+    with pytest.raises(BusTimeout):
+        await worker.request(SUBJECTS.submit, b"", timeout_s=0.3)
+    assert "permissions violation for publish" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    with pytest.raises(BusTimeout):
+        await worker.bucket(SUBJECTS.counters_bucket)
+    await worker.subscribe(SUBJECTS.grant("g-1"), answer_nothing)
+    assert worker.is_connected
+    await scheduler.bucket(SUBJECTS.workers_bucket, ttl_s=60)
+    bucket = await worker.open_bucket(SUBJECTS.workers_bucket)
+    await bucket.put("w-1", b"here")
+    assert [entry.value for entry in await (await scheduler.bucket(SUBJECTS.workers_bucket)).list_entries()] == [
+        b"here"
+    ]
+    await bucket.delete("w-1")
+    for bus in (worker, scheduler):
+        await bus.close()
+
+
+async def answer_nothing(message: BusMessage) -> None:
+    """Of nobody."""
 
 
 async def test_without_a_key_or_with_another_nobody_connects(server: NatsServer, tmp_path: Path) -> None:
@@ -198,7 +302,6 @@ async def test_without_a_key_or_with_another_nobody_connects(server: NatsServer,
 
 def test_the_servers_configuration_has_no_secret(seeds: Mapping[NatsRole, Path]) -> None:
     texts = {role: path.read_text() for role, path in seeds.items()}
-    config = server_config(texts, SUBJECTS)
+    config = server_config({role: public_key(seed) for role, seed in texts.items()}, SUBJECTS)
     assert not any(seed in config for seed in texts.values())
     assert len(set(texts.values())) == len(NATS_ROLES)
-    assert denied("worker", SUBJECTS).publish != ()

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from opentelemetry.trace import NoOpTracer
 from tests.contract.worlds import NatsServer
 
+from weir.bus.endpoint import BusEndpoint
 from weir.bus.nats import NatsBus
 from weir.bus.subjects import Subjects
 from weir.core.errors import Unavailable
 from weir_gateway.frontends.responses.store import ResponseStore
+from weir_scheduler.store_maker import StoreMaker
 
 RESPONSE_ID = "resp_" + "0" * 32
 
@@ -30,9 +33,14 @@ def full_server(tmp_path: Path) -> Iterator[NatsServer]:
 async def test_where_no_bucket_can_be_made_answers_are_not_kept_and_look_ups_say_so(full_server: NatsServer) -> None:
     bus = await NatsBus.connect(full_server.url, name="contract-test")
     await bus.bucket("the_only_one", durable=True)
-    store = ResponseStore(bus, Subjects("test"))
+    endpoint = BusEndpoint(bus, NoOpTracer())
+    await StoreMaker(bus, Subjects("test"), lambda _: True).serve(endpoint)
+    store = ResponseStore(bus, endpoint, Subjects("test"))
     assert not await store.try_keep("a", RESPONSE_ID, b"{}", ({"role": "user", "content": "x"},))
     assert store.metrics()["responses_lost_total"] == 1
+    assert await store.try_get("a", RESPONSE_ID) is None
+    full_server.freeze()
     with pytest.raises(Unavailable, match="cannot be looked up now"):
         await store.try_get("a", RESPONSE_ID)
+    full_server.thaw()
     await bus.close()

@@ -125,7 +125,7 @@ async def test_malformed_messages_on_every_subject_are_counted_and_ignored(stack
     senders: tuple[tuple[NatsRole, list[str]], ...] = (("gateway", to_scheduler), ("scheduler", to_gateway))
     for role, subjects_of_role in senders:
         address, seed_file = stack.processes("nats")[0].address, stack.nats_seed_file(role)
-        connection = await nats.connect(address, nkeys_seed=seed_file)
+        connection = await nats.connect(address, nkeys_seed=seed_file, inbox_prefix=subjects.inbox(role))
         for subject, payload in product(subjects_of_role, garbage):
             await connection.publish(subject, payload)
         await connection.flush()

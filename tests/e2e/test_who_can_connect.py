@@ -95,3 +95,17 @@ def test_keys_are_files_of_this_user_and_nowhere_else(stack: Stack) -> None:
         shown += [Path(f"/proc/{process.pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
     assert len(shown) > 2 * len(stack.processes())
     assert not any(secret in text for secret in secrets for text in shown)
+
+
+def test_nobody_of_a_stack_is_denied_what_he_does(stack: Stack) -> None:
+    shown = stack.weir("generate", "--address", stack.grpc_address, "--max-tokens", "2", "Hello")
+    assert shown.returncode == 0, shown.stderr
+    body = {
+        "model": httpx.get(f"{stack.http_url}/v1/models", timeout=60).json()["data"][0]["id"],
+        "input": "Hello",
+        "max_output_tokens": 2,
+    }
+    kept = httpx.post(f"{stack.http_url}/v1/responses", json=body, timeout=60).json()
+    assert httpx.get(f"{stack.http_url}/v1/responses/{kept['id']}", timeout=60).json() == kept
+    logs = Path(stack.nats_seed_file("worker")).parent.parent / "logs"
+    assert "violation" not in "".join(path.read_text() for path in logs.iterdir()).lower()

@@ -5,7 +5,7 @@ from collections import Counter
 
 from weir.bus.codec import MalformedMessage, decode, encode
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.keys import KEY_BUCKET_BYTES, KEY_TTL_S, AskHolder, HolderReply, Holding, KeyRecord
+from weir.bus.keys import AskHolder, HolderReply, Holding, KeyRecord
 from weir.bus.protocol import (
     BucketFull,
     Bus,
@@ -91,9 +91,7 @@ class KeyStore:
         if not self._bus.is_connected:
             raise BusUnavailable("the bus is away")
         if self._opened is None:
-            self._opened = await self._bus.bucket(
-                self._subjects.keys_bucket, ttl_s=KEY_TTL_S, durable=True, max_bytes=KEY_BUCKET_BYTES
-            )
+            self._opened = await self._bus.open_bucket(self._subjects.keys_bucket)
         return self._opened
 
     def _unavailable(self, error: BusError) -> Unavailable:

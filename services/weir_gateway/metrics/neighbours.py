@@ -20,7 +20,7 @@ import grpc.aio
 from weir.bus.codec import MalformedMessage, decode
 from weir.bus.messages import LEADER_KEY, LeaderRecord, WorkerRecord
 from weir.bus.protocol import Bus, BusError, KvBucket, KvEntry
-from weir.bus.subjects import WORKER_TTL_S, Subjects
+from weir.bus.subjects import Subjects
 from weir.core.addresses import UNIX, is_unix
 from weir.core.clock import Clock
 from weir.rpc.channel import Dialer
@@ -133,9 +133,9 @@ class NeighbourWatch:
         try:
             async with asyncio.timeout(_BUS_TIMEOUT_S):
                 if self._workers is None:
-                    self._workers = await self._bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
+                    self._workers = await self._bus.open_bucket(self._subjects.workers_bucket)
                 if self._leader is None:
-                    self._leader = await self._bus.bucket(self._subjects.leader_bucket, durable=True)
+                    self._leader = await self._bus.open_bucket(self._subjects.leader_bucket)
                 entries = await self._workers.list_entries()
                 leader = await self._leader.get(LEADER_KEY)
         except (BusError, TimeoutError) as error:

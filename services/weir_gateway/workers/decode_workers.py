@@ -80,7 +80,7 @@ class DecodeWorkers:
         """Runs until it is cancelled. The bus stays the caller's."""
         while True:
             try:
-                bucket = await bus.bucket(subjects.workers_bucket, ttl_s=WORKER_TTL_S)
+                bucket = await bus.open_bucket(subjects.workers_bucket)
                 async for entry in bucket.watch():
                     self._take(entry)
             except BusError as error:

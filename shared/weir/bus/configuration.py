@@ -192,7 +192,7 @@ class ConfigurationWatch(Generic[ValueT]):
         """Runs until it is cancelled. The bus stays the caller's."""
         while True:
             try:
-                bucket = await bus.bucket(subjects.configuration_bucket, durable=True)
+                bucket = await bus.open_bucket(subjects.configuration_bucket)
                 async for entry in bucket.watch():
                     if entry.key == self._key:
                         self._take(entry)

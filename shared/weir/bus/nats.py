@@ -70,9 +70,12 @@ class NatsBus:
         self._last_error = "it does not answer"
 
     @classmethod
-    async def connect(cls, url: str, *, name: str, timeout_s: float = 10.0, seed_file: str = "") -> "NatsBus":
+    async def connect(
+        cls, url: str, *, name: str, timeout_s: float = 10.0, seed_file: str = "", inbox: str = "_INBOX"
+    ) -> "NatsBus":
         """Raises BusUnavailable when no server answers in time. `name` is what the server's monitoring shows;
-        `seed_file` has the seed of the NKEY that proves who this is, empty: none does."""
+        `seed_file` has the seed of the NKEY that proves who this is, empty: none does; `inbox` begins the subjects of
+        answers to it, `Subjects.inbox` where the server knows roles."""
         if seed_file:
             _check_seed(seed_file)
         client = Client()
@@ -81,6 +84,7 @@ class NatsBus:
             servers=[url],
             name=name,
             nkeys_seed=seed_file or None,
+            inbox_prefix=inbox,
             error_cb=bus._on_error,
             disconnected_cb=bus._on_disconnected,
             reconnected_cb=bus._on_reconnected,
@@ -147,9 +151,14 @@ class NatsBus:
         max_bytes: int | None = None,
         max_entries: int | None = None,
     ) -> NatsBucket:
-        form = BucketForm(ttl_s, durable, max_bytes, max_entries)
+        return await self._opened(name, BucketForm(ttl_s, durable, max_bytes, max_entries))
+
+    async def open_bucket(self, name: str) -> NatsBucket:
+        return await self._opened(name, None)
+
+    async def _opened(self, name: str, form: BucketForm | None) -> NatsBucket:
         bucket = NatsBucket(self._client.jetstream(timeout=2), self, name, form)
-        await bucket.make()
+        await bucket.open()
         return bucket
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -14,7 +15,8 @@ from nats.js import JetStreamContext, api
 from nats.js.kv import KV_OP, KeyValue
 
 from weir.bus.codec import WIRE_VERSION
-from weir.bus.protocol import BucketMismatch, BusError, KeyConflict, KvEntry, check_key
+from weir.bus.protocol import BucketMismatch, BucketMissing, BusError, KeyConflict, KvEntry, check_key
+from weir.bus.subjects import entries_of, stream_of
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +95,21 @@ class BucketForm(NamedTuple):
     max_bytes: int | None
     max_entries: int | None
 
+    def config(self, bucket: str) -> api.KeyValueConfig:
+        """Of one that refuses what it has no room for."""
+        return api.KeyValueConfig(
+            bucket=bucket,
+            description=f"{_DESCRIPTION}{WIRE_VERSION}",
+            history=1,
+            ttl=self.ttl_s,
+            max_bytes=self.max_bytes,
+            storage=self._storage,
+        )
+
+    @property
+    def _storage(self) -> api.StorageType:
+        return api.StorageType.FILE if self.is_durable else api.StorageType.MEMORY
+
     def stream(self, name: str, subject: str) -> api.StreamConfig:
         """Of a bucket that drops its oldest entries: the stream that the client makes of one, but for that."""
         return api.StreamConfig(
@@ -107,51 +124,52 @@ class BucketForm(NamedTuple):
             max_bytes=self.max_bytes,
             max_msgs=self.max_entries,
             max_msgs_per_subject=1,
-            storage=api.StorageType.FILE if self.is_durable else api.StorageType.MEMORY,
+            storage=self._storage,
         )
 
 
 class NatsBucket:
-    """Made anew whenever the server turns out to have forgotten it."""
+    """Made anew by its maker whenever the server turns out to have forgotten it."""
 
     def __init__(
         self,
         jetstream: JetStreamContext,
         connection: JetStreamConnection,
         name: str,
-        form: BucketForm,
+        form: BucketForm | None,
     ) -> None:
+        """`form` None: another process makes it."""
         self._jetstream = jetstream
         self._connection = connection
         self._name = name
         self._form = form
-        self._config = api.KeyValueConfig(
-            bucket=name,
-            description=f"{_DESCRIPTION}{WIRE_VERSION}",
-            history=1,
-            ttl=form.ttl_s,
-            max_bytes=form.max_bytes,
-            storage=api.StorageType.FILE if form.is_durable else api.StorageType.MEMORY,
-        )
-        self._prefix = f"$KV.{name}."
+        self._stream = stream_of(name)
+        self._entries = entries_of(name)
+        self._prefix = self._entries.removesuffix(">")
 
-    async def make(self) -> KeyValue:
-        """Makes the bucket unless it is there. Raises BucketMismatch for one of another version."""
+    async def open(self) -> KeyValue:
+        """Makes the bucket unless it is there or another process makes it. Raises BucketMismatch for one of another
+        version, BucketMissing."""
         with self._connection.mapped_errors(self._name):
             try:
-                return await self._create()
+                if self._form is not None:
+                    await self._create(self._form)
+                    return self._store()
             except nats.js.errors.BadRequestError as error:
                 if error.err_code != _STREAM_NAME_IN_USE:
                     raise
-                store = await self._jetstream.key_value(self._name)
-                _check_version(self._name, (await store.status()).stream_info.config.description or "")
-                return store
+            try:
+                found = await self._jetstream.stream_info(self._stream)
+            except nats.js.errors.NotFoundError as error:
+                raise BucketMissing(f"bucket {self._name} is not there: the scheduler that leads makes it") from error
+            _check_version(self._name, found.config.description or "")
+            return self._store()
 
-    async def _create(self) -> KeyValue:
-        if self._form.max_entries is None:
-            return await self._jetstream.create_key_value(self._config)
-        await self._jetstream.add_stream(self._form.stream(f"KV_{self._name}", f"{self._prefix}>"))
-        return self._store()
+    async def _create(self, form: BucketForm) -> None:
+        if form.max_entries is None:
+            await self._jetstream.create_key_value(form.config(self._name))
+        else:
+            await self._jetstream.add_stream(form.stream(self._stream, self._entries))
 
     async def put(self, key: str, value: bytes) -> int:
         check_key(key)
@@ -186,9 +204,7 @@ class NatsBucket:
         was sent comes before its entries."""
         messages: list[Msg] = []
         async with asyncio.timeout(_LIST_TIMEOUT_S):
-            consumer = await self._jetstream.subscribe(
-                f"{self._prefix}>", stream=f"KV_{self._name}", config=_newest_of_each_key()
-            )
+            consumer = await self._jetstream.subscribe(self._entries, stream=self._stream, config=_newest_of_each_key())
             try:
                 is_more = await _is_more_to_come(consumer, 0)
                 while is_more:
@@ -233,10 +249,10 @@ class NatsBucket:
     async def _try_open(self, feed: WatchFeed) -> JetStreamContext.PushSubscription | None:
         """None: not now."""
         try:
-            await self.make()
+            await self.open()
             with self._connection.mapped_errors(self._name):
                 return await self._jetstream.subscribe(
-                    f"{self._prefix}>", stream=f"KV_{self._name}", cb=feed.on_message, config=_newest_of_each_key()
+                    self._entries, stream=self._stream, cb=feed.on_message, config=_newest_of_each_key()
                 )
         except (BusError, nats.js.errors.Error) as error:
             logger.debug("watching bucket %s: %s; trying again", self._name, error)
@@ -261,13 +277,14 @@ class NatsBucket:
         except (nats.js.errors.NoStreamResponseError, nats.js.errors.NotFoundError) as error:
             if isinstance(error, nats.js.errors.KeyNotFoundError):
                 raise
-            logger.info("bucket %s is gone, as after a restart of the server; making it again", self._name)
-            store = await self.make()
+            if self._form is not None:
+                logger.info("bucket %s is gone, as after a restart of the server; making it again", self._name)
+            store = await self.open()
             with self._connection.mapped_errors(self._name):
                 return await operation(store)
 
     def _store(self) -> KeyValue:
-        return KeyValue(self._name, f"KV_{self._name}", self._prefix, self._jetstream, False)
+        return KeyValue(self._name, self._stream, self._prefix, self._jetstream, False)
 
 
 def _check_version(name: str, description: str) -> None:
@@ -282,7 +299,10 @@ def _check_version(name: str, description: str) -> None:
 
 
 def _newest_of_each_key() -> api.ConsumerConfig:
+    """Named, since a client asks for one with a name on a subject that also names what the consumer reads, which a
+    server can allow or not; a name that nobody guesses, so that nobody changes it."""
     return api.ConsumerConfig(
+        name=secrets.token_hex(16),
         deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
         ack_policy=api.AckPolicy.NONE,
         inactive_threshold=60,

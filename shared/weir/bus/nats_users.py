@@ -1,31 +1,38 @@
-"""Users of the NATS server of one stack: a key for each role, and what no process of that role may send or hear.
+"""Users of the NATS server of one stack: a key for each role, and all that a process of that role may send and hear.
 
 Keys are NKEYs (Ed25519): the server knows the public half, and a client proves that it has the seed by signing what the
 server draws, so that no secret goes over the wire.
+
+The server checks neither where a consumer delivers to (nats-server issue 8274) nor where an answer is to go: a client
+can have it send what it answers, or what a stream holds, to any subject. So nobody but the scheduler makes streams,
+nobody else makes consumers of what he writes, and nobody who may answer wherever he is asked to can ask himself.
 """
 
 import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from weir.bus.subjects import Subjects
+from weir.bus.subjects import Subjects, entries_of, stream_of
 
 NatsRole = Literal["gateway", "scheduler", "transfer", "worker", "operator"]
 """`worker`: of either role, which may change while it runs. `operator`: commands of the stack's user."""
 NATS_ROLES: tuple[NatsRole, ...] = get_args(NatsRole)
-_CHANGES_OF_STREAMS = tuple(
-    f"$JS.API.STREAM.{call}.>" for call in ("UPDATE", "DELETE", "PURGE", "RESTORE", "MSG.DELETE")
-)
+_ANSWER_WITHIN = "60s"
+_API = "$JS.API"
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
-    """Subjects that a role may not publish to, and those that it may not subscribe to."""
+class Rights:
+    """Subjects that a role may publish and subscribe to; it may nothing else."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    not_publish: tuple[str, ...] = ()
+    """Of those in `publish`."""
+    answers: bool = False
+    """Whether it may publish once to each subject that a message which it heard names for an answer."""
 
 
 def make_seed() -> str:
@@ -41,10 +48,27 @@ def public_key(seed: str) -> str:
     return bytes(nkeys.from_seed(bytearray(seed.encode())).public_key).decode()
 
 
-def denied(role: NatsRole, subjects: Subjects) -> Denied:
-    """What others say and hear: a worker cannot grant, a gateway cannot write rules, nobody asks in another's name."""
-    said: dict[NatsRole, tuple[str, ...]] = {
-        "scheduler": (
+def rights_of(role: NatsRole, subjects: Subjects) -> Rights:
+    """A worker cannot grant, a gateway cannot write rules, nobody asks in another's name."""
+    return {
+        "scheduler": _of_scheduler,
+        "gateway": _of_gateway,
+        "transfer": _of_transfer,
+        "worker": _of_worker,
+        "operator": _of_operator,
+    }[role](subjects)
+
+
+def server_config(public_keys: Mapping[NatsRole, str], subjects: Subjects) -> str:
+    """Text of a nats-server's configuration: who may connect, and what each may do."""
+    users = [{"nkey": key, "permissions": _permissions(rights_of(role, subjects))} for role, key in public_keys.items()]
+    return json.dumps({"authorization": {"users": users}}, indent=2)
+
+
+def _of_scheduler(subjects: Subjects) -> Rights:
+    own = (subjects.leader_bucket, subjects.configuration_bucket, subjects.counters_bucket)
+    return Rights(
+        publish=(
             subjects.grant("*"),
             subjects.revoke("*"),
             subjects.queues,
@@ -52,12 +76,25 @@ def denied(role: NatsRole, subjects: Subjects) -> Denied:
             subjects.drain("*"),
             subjects.role("*"),
             subjects.prefixes_of("*"),
-            *(
-                _writes(bucket)
-                for bucket in (subjects.leader_bucket, subjects.configuration_bucket, subjects.counters_bucket)
-            ),
+            *(entries_of(bucket) for bucket in own),
+            *(_get(stream_of(bucket)) for bucket in own),
+            *_list_and_watch(subjects.workers_bucket),
+            *_list_and_watch(subjects.counters_bucket),  # the one that both writes and lists
+            f"{_API}.STREAM.CREATE.*",
+            f"{_API}.STREAM.INFO.*",
+            f"{_API}.STREAM.UPDATE.{subjects.audit_stream}",
         ),
-        "gateway": (
+        subscribe=(subjects.of_scheduler, _inboxes(subjects, "scheduler")),
+        answers=True,
+    )
+
+
+def _of_gateway(subjects: Subjects) -> Rights:
+    """It asks other gateways, and so itself: it answers into the inboxes of those who ask it, not wherever it is asked
+    to. Of kept answers' buckets, one a tenant, a wildcard names the entries, but not the streams: it may read every
+    stream but those named."""
+    return Rights(
+        publish=(
             subjects.submit,
             subjects.cancel,
             subjects.prefilled,
@@ -65,38 +102,65 @@ def denied(role: NatsRole, subjects: Subjects) -> Denied:
             subjects.reconcile,
             subjects.key("*"),
             subjects.audit,
-            _writes(subjects.keys_bucket),
+            subjects.make_responses,
+            subjects.make_audit,
+            _inboxes(subjects, "scheduler"),
+            _inboxes(subjects, "gateway"),
+            entries_of(subjects.keys_bucket),
+            entries_of(subjects.responses_bucket("*")),
+            *_list_and_watch(subjects.workers_bucket),
+            *_list_and_watch(subjects.configuration_bucket),
+            _get("*"),
+            f"{_API}.STREAM.INFO.*",
         ),
-        "transfer": (subjects.prefixes,),
-        "worker": (_writes(subjects.workers_bucket),),
-    }
-    heard: dict[NatsRole, tuple[str, ...]] = {
-        "scheduler": (subjects.of_scheduler,),
-        "gateway": (subjects.of_gateways, subjects.of_gateway("*")),
-        "transfer": (subjects.of_arena("*"),),
-        "worker": (subjects.of_worker("*"),),
-    }
-    changes = () if role in ("scheduler", "gateway") else _CHANGES_OF_STREAMS
-    return Denied(
-        publish=(*_of_others(said, role), *changes),
-        subscribe=_of_others(heard, role),
+        subscribe=(subjects.of_gateways, subjects.of_gateway("*"), _inboxes(subjects, "gateway")),
+        not_publish=(_get(stream_of(subjects.counters_bucket)), _get(subjects.audit_stream)),
     )
 
 
-def server_config(seeds: Mapping[NatsRole, str], subjects: Subjects) -> str:
-    """Text of a nats-server's configuration: who may connect, and what each is denied. No secret is in it."""
-    users = []
-    for role, seed in seeds.items():
-        found = denied(role, subjects)
-        permissions = {"publish": {"deny": found.publish}, "subscribe": {"deny": found.subscribe}}
-        users.append({"nkey": public_key(seed), "permissions": permissions})
-    return json.dumps({"authorization": {"users": users}}, indent=2)
+def _of_transfer(subjects: Subjects) -> Rights:
+    return Rights(
+        publish=(subjects.prefixes,),
+        subscribe=(subjects.of_arena("*"), _inboxes(subjects, "transfer")),
+        answers=True,
+    )
 
 
-def _writes(bucket: str) -> str:
-    """Subject of all entries of a key-value bucket."""
-    return f"$KV.{bucket}.>"
+def _of_worker(subjects: Subjects) -> Rights:
+    return Rights(
+        publish=(
+            entries_of(subjects.workers_bucket),
+            f"{_API}.STREAM.INFO.{stream_of(subjects.workers_bucket)}",
+            f"{_API}.STREAM.INFO.{stream_of(subjects.configuration_bucket)}",
+            *_list_and_watch(subjects.configuration_bucket),
+        ),
+        subscribe=(subjects.of_worker("*"), _inboxes(subjects, "worker")),
+        answers=True,
+    )
 
 
-def _of_others(by_role: Mapping[NatsRole, tuple[str, ...]], role: NatsRole) -> tuple[str, ...]:
-    return tuple(subject for other, found in by_role.items() if other != role for subject in found)
+def _of_operator(subjects: Subjects) -> Rights:
+    return Rights(publish=(_get(subjects.audit_stream),), subscribe=(_inboxes(subjects, "operator"),))
+
+
+def _list_and_watch(bucket: str) -> tuple[str, ...]:
+    """A consumer's subject names what it reads, and the server holds it to that."""
+    stream = stream_of(bucket)
+    return (f"{_API}.CONSUMER.CREATE.{stream}.*.{entries_of(bucket)}", f"{_API}.CONSUMER.INFO.{stream}.*")
+
+
+def _get(stream: str) -> str:
+    """One message. Not `DIRECT.GET`: that would have the server say what a client wrote, just as it is, anywhere."""
+    return f"{_API}.STREAM.MSG.GET.{stream}"
+
+
+def _inboxes(subjects: Subjects, role: NatsRole) -> str:
+    return f"{subjects.inbox(role)}.>"
+
+
+def _permissions(rights: Rights) -> dict[str, Any]:
+    publish = {"allow": rights.publish, "deny": rights.not_publish}
+    found: dict[str, Any] = {"publish": publish, "subscribe": {"allow": rights.subscribe}}
+    if rights.answers:
+        found["allow_responses"] = {"max": 1, "expires": _ANSWER_WITHIN}
+    return found

@@ -32,6 +32,10 @@ class BucketMismatch(BusError):
     """The bucket was made by another version of Weir: it is neither read nor written."""
 
 
+class BucketMissing(BusError):
+    """The bucket is not there: its maker has not made it yet, or it was lost and is not made again yet."""
+
+
 class BucketFull(BusError):
     """The bucket has reached its `max_bytes`; what expires makes room."""
 
@@ -86,7 +90,8 @@ class Subscription(Protocol):
 class KvBucket(Protocol):
     """A key-value bucket. Entries vanish `ttl_s` after their last put; no watch shows that.
 
-    Every method may raise BusTimeout, BusUnavailable or BusRefused, and ValueError for a key that `check_key` refuses.
+    Every method may raise BusTimeout, BusUnavailable, BusRefused or BucketMissing, and ValueError for a key that
+    `check_key` refuses.
     """
 
     async def put(self, key: str, value: bytes) -> int:
@@ -148,13 +153,18 @@ class Bus(Protocol):
         max_bytes: int | None = None,
         max_entries: int | None = None,
     ) -> KvBucket:
-        """Opens the bucket, making it if need be; one that exists keeps the `ttl_s` and bounds that it was made with.
-        What goes over `max_bytes`, of keys, values, and what a server keeps beside them, raises BucketFull. With
-        `max_entries` it does not: over either bound the entries that were put longest ago are dropped, and no watch
-        shows that.
+        """Opens the bucket, making it if need be, as schedulers alone may; one that exists keeps the `ttl_s` and bounds
+        that it was made with. What goes over `max_bytes`, of keys, values, and what a server keeps beside them, raises
+        BucketFull. With `max_entries` it does not: over either bound the entries that were put longest ago are dropped,
+        and no watch shows that.
 
         The entries of a bucket that is not durable are gone when the server restarts; it is then made anew by itself.
         """
+        ...
+
+    async def open_bucket(self, name: str) -> KvBucket:
+        """Opens a bucket that another process makes. Raises BucketMissing, as its methods do once it is gone; its
+        watches wait for it."""
         ...
 
     async def close(self) -> None: ...

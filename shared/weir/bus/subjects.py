@@ -46,6 +46,16 @@ class Subjects:
         """KV events: what the prefix cache of an arena gained and lost: PrefixChanged, not answered."""
         return f"weir.{self.namespace}.scheduler.prefixes"
 
+    @property
+    def make_responses(self) -> str:
+        """Gateway asks for a bucket of a tenant's kept answers: MakeResponses -> StoreReply."""
+        return f"weir.{self.namespace}.scheduler.make_responses"
+
+    @property
+    def make_audit(self) -> str:
+        """Gateway asks for the stream of life events: AuditBounds -> StoreReply."""
+        return f"weir.{self.namespace}.scheduler.make_audit"
+
     def prefixes_of(self, arena_id: str) -> str:
         """Scheduler asks for the whole of a prefix cache: AskPrefixes -> PrefixSnapshot."""
         return f"weir.{self.namespace}.arena.{arena_id}.prefixes"
@@ -137,12 +147,26 @@ class Subjects:
 
     def responses_bucket(self, tenant_name: str) -> str:
         """Answers of one tenant, kept by gateways: `weir.bus.responses`. Durable; entries expire; bounded. Its name has
-        the version of what is in it."""
-        return f"weir_{self.namespace}_responses_v1_{tenant_name}"
+        the version of what is in it, and the tenant in a token of its own, which a wildcard can stand for."""
+        return f"weir_{self.namespace}_responses_v2.{tenant_name}"
+
+    def inbox(self, role: str) -> str:
+        """Answers to what processes of this role (`weir.bus.nats_users`) asked come on subjects that begin with it."""
+        return f"_INBOX.weir.{self.namespace}.{role}"
 
 
 WORKER_TTL_S = 3.0
 """A worker puts its record every second; one that is silent for this long is lost. `ttl_s` of the workers bucket."""
+
+
+def stream_of(bucket: str) -> str:
+    """Name of the stream that a bucket is in JetStream, which has one token, unlike the bucket's."""
+    return f"KV_{bucket.replace('.', '_')}"
+
+
+def entries_of(bucket: str) -> str:
+    """Subject of all entries of a bucket."""
+    return f"$KV.{bucket}.>"
 
 
 def subject_template(subject: str) -> str:

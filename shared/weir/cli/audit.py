@@ -117,7 +117,11 @@ def _source(instance: str, nats_url: str, seed_file: str, runtime_dir: Path | No
 
 async def _export(source: _Source, out: Path | None) -> int:
     bus = await NatsBus.connect(
-        source.nats_url, name="weir audit", timeout_s=_CONNECT_TIMEOUT_S, seed_file=source.seed_file
+        source.nats_url,
+        name="weir audit",
+        timeout_s=_CONNECT_TIMEOUT_S,
+        seed_file=source.seed_file,
+        inbox=Subjects(source.instance).inbox("operator"),
     )
     try:
         num_events = 0

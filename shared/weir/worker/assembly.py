@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
+from weir.bus.subjects import Subjects
 from weir.kv.memory.device import ArenaMemory, try_memory_kind
 from weir.kv.messages import HandedOff
 from weir.rpc.arena.client import ArenaClient, WorkerIdentity
@@ -47,7 +48,11 @@ async def load_worker_model(config: WorkerConfig) -> WorkerModel:
 
     async def connect_bus(name: str) -> Bus:
         return await NatsBus.connect(
-            config.nats_url, name=name, timeout_s=_BUS_CONNECT_TIMEOUT_S, seed_file=config.nats_seed_file
+            config.nats_url,
+            name=name,
+            timeout_s=_BUS_CONNECT_TIMEOUT_S,
+            seed_file=config.nats_seed_file,
+            inbox=Subjects(config.instance).inbox("worker"),
         )
 
     return WorkerModel(spec, loading.over, connect_bus)

@@ -8,7 +8,7 @@ from weir.bus.codec import encode
 from weir.bus.configuration import POLICY_KEY, ConfigurationWatch, PolicyChoice, WorkerRules
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus, BusError, KvBucket
-from weir.bus.subjects import WORKER_TTL_S, Subjects
+from weir.bus.subjects import Subjects
 from weir.core.errors import Unavailable
 from weir.core.tasks import end_tasks
 from weir.engine.loop import InboxFull
@@ -96,7 +96,7 @@ class RegistryEntry:
             async with asyncio.timeout(timeout_s):
                 await self._was_put.wait()
         except TimeoutError as error:
-            raise Unavailable(f"not registered within {timeout_s:g} s: is NATS running?") from error
+            raise Unavailable(f"not registered within {timeout_s:g} s: do NATS and a scheduler run?") from error
 
     def put_now(self) -> None:
         """The record has changed in a way that should be known soon."""
@@ -143,7 +143,7 @@ class RegistryEntry:
     async def _put(self, bus: Bus) -> None:
         async with asyncio.timeout(_CALL_TIMEOUT_S):
             if self._bucket is None:
-                self._bucket = await bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
+                self._bucket = await bus.open_bucket(self._subjects.workers_bucket)
             record = self._make_record()
             self._worker_id = record.worker_id
             await self._bucket.put(record.worker_id, encode(record))

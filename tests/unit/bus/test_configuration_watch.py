@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.unit.hubs import made_hub
 
 from weir.bus.codec import encode
 from weir.bus.configuration import ACCESS_KEY, POLICY_KEY, ConfigurationWatch, PolicyChoice
@@ -60,7 +61,7 @@ def takes_after(errors: list[Exception], taken: list[str]) -> Callable[[PolicyCh
 
 
 async def test_the_present_value_and_each_change_are_taken_and_other_keys_are_not() -> None:
-    hub, taken = InMemoryHub(), list[str]()
+    hub, taken = made_hub("test"), list[str]()
     await put(hub, PolicyChoice(1, "fcfs"))
     async with following(hub, takes_after([], taken)) as watch:
         await eventually(lambda: taken == ["fcfs"])
@@ -71,7 +72,7 @@ async def test_the_present_value_and_each_change_are_taken_and_other_keys_are_no
 
 
 async def test_a_bus_that_is_away_at_the_start_and_later_costs_no_change() -> None:
-    hub, taken = InMemoryHub(), list[str]()
+    hub, taken = made_hub("test"), list[str]()
     hub.stop()
     async with following(hub, takes_after([], taken)) as watch:
         await asyncio.sleep(0.05)
@@ -87,7 +88,7 @@ async def test_a_bus_that_is_away_at_the_start_and_later_costs_no_change() -> No
 
 
 async def test_a_value_that_cannot_be_decoded_is_counted_and_the_next_one_is_taken() -> None:
-    hub, taken = InMemoryHub(), list[str]()
+    hub, taken = made_hub("test"), list[str]()
     async with following(hub, takes_after([], taken)) as watch:
         await put(hub, b"\xc1")
         await eventually(lambda: watch.num_malformed == 1)
@@ -96,7 +97,7 @@ async def test_a_value_that_cannot_be_decoded_is_counted_and_the_next_one_is_tak
 
 
 async def test_a_deleted_key_changes_nothing() -> None:
-    hub, taken = InMemoryHub(), list[str]()
+    hub, taken = made_hub("test"), list[str]()
     async with following(hub, takes_after([], taken)) as watch:
         await put(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: taken == ["edf"])
@@ -110,7 +111,7 @@ async def test_a_deleted_key_changes_nothing() -> None:
 
 
 async def test_a_value_that_cannot_be_taken_now_comes_again_and_is_no_failure() -> None:
-    hub, taken = InMemoryHub(), list[str]()
+    hub, taken = made_hub("test"), list[str]()
     async with following(hub, takes_after([Full(), Full()], taken)) as watch:
         await put(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: taken == ["edf"])
@@ -118,7 +119,7 @@ async def test_a_value_that_cannot_be_taken_now_comes_again_and_is_no_failure() 
 
 
 async def test_a_defect_of_the_callback_is_counted_and_the_value_comes_again() -> None:
-    hub, taken = InMemoryHub(), list[str]()
+    hub, taken = made_hub("test"), list[str]()
     async with following(hub, takes_after([RuntimeError("a defect")], taken)) as watch:
         await put(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: taken == ["edf"])

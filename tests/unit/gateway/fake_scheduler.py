@@ -28,6 +28,7 @@ from weir.bus.protocol import Bus
 from weir.bus.queue_report import QuotaLevel
 from weir.bus.subjects import Subjects
 from weir_gateway.access import Caller, RequestScope
+from weir_scheduler.store_maker import StoreMaker
 
 INSTANCE = "test"
 OPEN_RULES = AccessRules(
@@ -73,6 +74,9 @@ class FakeScheduler:
         subjects = Subjects(INSTANCE)
         if self.rules is not None:
             await self.write_rules(self.rules)
+        stores = StoreMaker(self.bus, subjects, lambda _: True)
+        await stores.make()
+        await stores.serve(self._endpoint)
         await self._endpoint.serve(subjects.submit, Submit, self._on_submit)
         await self._endpoint.serve(subjects.cancel, Cancel, self._on_cancel)
         await self._endpoint.serve(subjects.finish, Finish, self._on_finish)

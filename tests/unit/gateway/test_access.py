@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.gateway.fake_scheduler import OPEN_RULES
+from tests.unit.hubs import made_hub
 
 from weir.bus.codec import MalformedMessage, decode, encode
 from weir.bus.configuration import ACCESS_KEY, AccessRules, TenantAccess
@@ -196,7 +197,7 @@ async def write(hub: InMemoryHub, rules: AccessRules) -> None:
 
 async def test_a_defect_is_counted_and_the_rules_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.bus.configuration._RETRY_S", 0.01)
-    hub, access = InMemoryHub(), _FailingOnce()
+    hub, access = made_hub("test"), _FailingOnce()
     await write(hub, OPEN_RULES)
     async with following(hub, access) as watch:
         assert await watch.wait_known(5)
@@ -206,7 +207,7 @@ async def test_a_defect_is_counted_and_the_rules_come_again(monkeypatch: pytest.
 
 async def test_a_bus_that_is_away_at_the_start_and_later_costs_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.bus.configuration._RETRY_S", 0.01)
-    hub, access = InMemoryHub(), AccessControl()
+    hub, access = made_hub("test"), AccessControl()
     hub.stop()
     async with following(hub, access) as watch:
         assert not await watch.wait_known(0.05)

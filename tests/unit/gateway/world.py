@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.unit.gateway.fake_model import MAX_CONTEXT, ByteTokenizer, byte_model
 from tests.unit.gateway.fake_scheduler import INSTANCE, OPEN_RULES, FakeScheduler
 from tests.unit.gateway.fake_workers import FakePair, FakeWorker
+from tests.unit.hubs import made_hub
 
 from weir.bus.configuration import AccessRules
 from weir.bus.in_memory import InMemoryHub
@@ -118,7 +119,7 @@ async def open_world(
 ) -> AsyncIterator[World]:
     """Checks at the end that nothing is left. `connect`: to another bus than one in memory. `model`: in place of the
     one of bytes."""
-    hub, spans, tokenizer = InMemoryHub(), InMemorySpanExporter(), ByteTokenizer()
+    hub, spans, tokenizer = made_hub(INSTANCE), InMemorySpanExporter(), ByteTokenizer()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(spans))
     failures: list[str] = []

@@ -5,7 +5,8 @@ from tests.unit.scheduler.rig import make_submit
 from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
 from weir.bus.codec import decode, encode
-from weir.bus.in_memory import InMemoryBucket, InMemoryBus, InMemoryHub
+from weir.bus.in_memory import InMemoryBus, InMemoryHub
+from weir.bus.in_memory_kv import InMemoryBucket
 from weir.core.clock import ManualClock
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits, TenantLimits

@@ -9,7 +9,8 @@ from tests.unit.scheduler.keeping import Served
 from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
 
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.in_memory import InMemoryBucket, InMemoryBus, InMemoryHub
+from weir.bus.in_memory import InMemoryBus, InMemoryHub
+from weir.bus.in_memory_kv import InMemoryBucket
 from weir.bus.messages import LEADER_KEY, Cancel, Finish, Held, HeldReply, Outcome, Submit, SubmitReply
 from weir.bus.protocol import BusTimeout, BusUnavailable
 from weir.bus.queue_report import QueueReport

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import grpc.aio
 from opentelemetry.trace import NoOpTracer, Tracer
+from tests.unit.hubs import made_hub
 from tests.unit.worker.in_memory_arena import InMemoryArena, InMemoryArenaClient
 
 from weir.bus.in_memory import InMemoryBus, InMemoryHub
@@ -257,7 +258,7 @@ async def running_rig(
     # Both workers compute in the same pages, as they would in one segment.
     runner = runner or HashRunner(NUM_PAGES, VOCAB_SIZE, window=window)
     spec = ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64, window=window)
-    rig = Rig(arena, InMemoryHub())
+    rig = Rig(arena, made_hub(INSTANCE))
     bounds = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_stall_s": 1.0, "target_step_ms": 0.0}
 
     def make_prefill(parts: RoleParts) -> Role:

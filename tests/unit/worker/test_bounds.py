@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
+from tests.unit.hubs import made_hub
 from tests.unit.worker.rig import eventually
 
 from weir.bus.codec import encode
 from weir.bus.configuration import WORKERS_KEY, WorkerBounds, WorkerRules
-from weir.bus.in_memory import InMemoryHub
 from weir.bus.subjects import Subjects
 from weir.engine.loop import InboxFull
 from weir.engine.messages import Command, SetBounds
@@ -65,7 +65,7 @@ def test_what_the_engine_has_no_room_for_or_what_are_no_shares_changes_nothing()
 
 
 async def test_rules_are_followed_as_they_are_written_and_those_of_a_replaced_scheduler_are_not() -> None:
-    hub, taken = InMemoryHub(), list[WorkerRules]()
+    hub, taken = made_hub("bounds"), list[WorkerRules]()
     failures: list[Exception] = [InboxFull("full")]
 
     def take(rules: WorkerRules) -> None:

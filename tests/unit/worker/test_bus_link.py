@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.unit.hubs import made_hub
 from tests.unit.worker.rig import INSTANCE, Rig, eventually, running_rig
 
 from weir.bus.codec import decode, encode
@@ -50,7 +51,7 @@ async def entries(hub: InMemoryHub, subjects: Subjects = SUBJECTS) -> list[Worke
 
 
 async def test_it_is_there_after_start_and_gone_after_stop() -> None:
-    hub = InMemoryHub()
+    hub = made_hub("link")
     entry = entry_of()
     await entry.start(hub.connect(), 1.0)
     assert await entries(hub) == [record(0)]
@@ -59,7 +60,7 @@ async def test_it_is_there_after_start_and_gone_after_stop() -> None:
 
 
 async def test_a_change_is_put_at_once_when_asked() -> None:
-    hub = InMemoryHub()
+    hub = made_hub("link")
     loads = iter(range(100))
     entry = entry_of(lambda: next(loads))
     await entry.start(hub.connect(), 1.0)
@@ -70,17 +71,17 @@ async def test_a_change_is_put_at_once_when_asked() -> None:
 
 
 async def test_a_bus_that_is_down_for_too_long_is_an_error() -> None:
-    hub = InMemoryHub()
+    hub = made_hub("link")
     hub.stop()
     entry = entry_of()
-    with pytest.raises(Unavailable, match="is NATS running"):
+    with pytest.raises(Unavailable, match="do NATS and a scheduler run"):
         await entry.start(hub.connect(), 0.05)
     assert entry.num_failures == 1
     await entry.stop()
 
 
 async def test_it_survives_the_loss_of_the_bus() -> None:
-    hub = InMemoryHub()
+    hub = made_hub("link")
     entry = entry_of()
     await entry.start(hub.connect(), 1.0)
     hub.stop()
@@ -96,22 +97,22 @@ async def test_it_survives_the_loss_of_the_bus() -> None:
 
 
 class SwallowingBus:
-    """Its first `bucket` waits until it is cancelled, and returns then."""
+    """Its first `open_bucket` waits until it is cancelled, and returns then."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self.entered = asyncio.Event()
 
-    async def bucket(self, name: str, *, ttl_s: float | None = None, durable: bool = False) -> KvBucket:
+    async def open_bucket(self, name: str) -> KvBucket:
         self.entered.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
-        return await self._bus.bucket(name, ttl_s=ttl_s, durable=durable)
+        return await self._bus.open_bucket(name)
 
 
 async def test_stopping_ends_a_put_that_swallows_its_cancellation() -> None:
     """As asyncio.wait_for does until Python 3.12 when the answer comes in the same moment."""
-    hub = InMemoryHub()
+    hub = made_hub("link")
     bus = SwallowingBus(hub.connect())
     entry = entry_of()
     starting = asyncio.create_task(entry.start(bus, 30.0))  # type: ignore[arg-type]
@@ -132,7 +133,7 @@ async def test_a_record_that_could_not_be_made_once_is_put_the_next_time(monkeyp
             raise defects.pop()
         return 3
 
-    hub = InMemoryHub()
+    hub = made_hub("link")
     entry = entry_of(num_running)
     await entry.start(hub.connect(), 5.0)
     assert await entries(hub) == [record(3)]
@@ -160,7 +161,7 @@ def names(policies: list[Policy]) -> list[str]:
 
 
 async def test_the_present_choice_and_each_later_one_are_taken() -> None:
-    hub, taken = InMemoryHub(), list[Policy]()
+    hub, taken = made_hub("link"), list[Policy]()
     await write_choice(hub, PolicyChoice(1, "fcfs"))
     async with watching(hub, taken.append):
         await eventually(lambda: names(taken) == ["fcfs"])
@@ -170,7 +171,7 @@ async def test_the_present_choice_and_each_later_one_are_taken() -> None:
 
 
 async def test_a_choice_that_comes_again_is_taken_once() -> None:
-    hub, taken = InMemoryHub(), list[Policy]()
+    hub, taken = made_hub("link"), list[Policy]()
     async with watching(hub, taken.append):
         await write_choice(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: names(taken) == ["edf"])
@@ -182,7 +183,7 @@ async def test_a_choice_that_comes_again_is_taken_once() -> None:
 
 
 async def test_the_choice_of_a_scheduler_that_was_replaced_is_not_taken() -> None:
-    hub, taken = InMemoryHub(), list[Policy]()
+    hub, taken = made_hub("link"), list[Policy]()
     async with watching(hub, taken.append):
         await write_choice(hub, PolicyChoice(5, "edf"))
         await eventually(lambda: names(taken) == ["edf"])
@@ -194,7 +195,7 @@ async def test_the_choice_of_a_scheduler_that_was_replaced_is_not_taken() -> Non
 
 
 async def test_a_choice_that_cannot_be_taken_is_counted_and_changes_nothing() -> None:
-    hub, taken = InMemoryHub(), list[Policy]()
+    hub, taken = made_hub("link"), list[Policy]()
     async with watching(hub, taken.append) as watch:
         await write_choice(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: names(taken) == ["edf"])
@@ -216,7 +217,7 @@ def takes_after(errors: list[Exception], taken: list[Policy]) -> Callable[[Polic
 
 
 async def test_a_choice_that_the_engine_had_no_room_for_is_taken_later() -> None:
-    hub, taken = InMemoryHub(), list[Policy]()
+    hub, taken = made_hub("link"), list[Policy]()
     async with watching(hub, takes_after([InboxFull("full"), InboxFull("full")], taken)):
         await write_choice(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: names(taken) == ["edf"])
@@ -224,7 +225,7 @@ async def test_a_choice_that_the_engine_had_no_room_for_is_taken_later() -> None
 
 
 async def test_changes_are_taken_after_the_bus_was_away() -> None:
-    hub, taken = InMemoryHub(), list[Policy]()
+    hub, taken = made_hub("link"), list[Policy]()
     async with watching(hub, taken.append):
         await write_choice(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: names(taken) == ["edf"])
@@ -237,7 +238,7 @@ async def test_changes_are_taken_after_the_bus_was_away() -> None:
 
 
 async def test_a_worker_that_starts_without_a_bus_takes_the_choice_later() -> None:
-    hub, taken = InMemoryHub(), list[Policy]()
+    hub, taken = made_hub("link"), list[Policy]()
     hub.stop()
     async with watching(hub, taken.append):
         await asyncio.sleep(0.05)
@@ -249,7 +250,7 @@ async def test_a_worker_that_starts_without_a_bus_takes_the_choice_later() -> No
 
 async def test_a_defect_is_counted_and_the_choice_is_taken_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.bus.configuration._RETRY_S", 0.01)
-    hub, taken = InMemoryHub(), list[Policy]()
+    hub, taken = made_hub("link"), list[Policy]()
     async with watching(hub, takes_after([RuntimeError("a defect")], taken)) as watch:
         await write_choice(hub, PolicyChoice(1, "edf"))
         await eventually(lambda: names(taken) == ["edf"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from opentelemetry.trace import NoOpTracer
+from tests.unit.hubs import made_hub
 from tests.unit.worker.in_memory_arena import InMemoryArena, InMemoryArenaClient
 from tests.unit.worker.rig import (
     GATEWAY,
@@ -49,7 +50,7 @@ class World:
     arena: InMemoryArena = field(
         default_factory=lambda: InMemoryArena(ArenaGeometry(64, NUM_PAGES, NUM_SLOTS, MAX_CONTEXT_TOKENS))
     )
-    hub: InMemoryHub = field(default_factory=InMemoryHub)
+    hub: InMemoryHub = field(default_factory=lambda: made_hub(INSTANCE))
     loads: list[str] = field(default_factory=list)
     shutdowns: list[str] = field(default_factory=list)
     fails_with: Exception | None = None

@@ -7,15 +7,14 @@ import re
 from collections import Counter
 
 from weir.bus.codec import MalformedMessage, decode, encode
-from weir.bus.protocol import Bus, BusError, BusUnavailable, KvBucket
+from weir.bus.endpoint import BusEndpoint
+from weir.bus.protocol import BucketMissing, Bus, BusError, BusUnavailable, KvBucket, KvEntry
 from weir.bus.responses import (
     MAX_RESPONSE_BYTES,
-    MAX_RESPONSES,
-    RESPONSE_BUCKET_BYTES,
-    RESPONSE_TTL_S,
     ResponseRecord,
     tenant_name,
 )
+from weir.bus.stores import MakeResponses, ask_to_make
 from weir.bus.subjects import Subjects
 from weir.core.errors import Unavailable
 from weir_gateway.frontends.json_parts import dump
@@ -34,8 +33,9 @@ class ResponseStore:
     An operation takes `timeout_s` at most: an answer is complete before it is kept, and its client waits for it.
     """
 
-    def __init__(self, bus: Bus, subjects: Subjects, *, timeout_s: float = 2.0) -> None:
+    def __init__(self, bus: Bus, endpoint: BusEndpoint, subjects: Subjects, *, timeout_s: float = 2.0) -> None:
         self._bus = bus
+        self._endpoint = endpoint
         self._subjects = subjects
         self._timeout_s = timeout_s
         self._buckets: dict[str, KvBucket] = {}
@@ -49,7 +49,7 @@ class ResponseStore:
             return None
         try:
             async with asyncio.timeout(self._timeout_s):
-                entry = await (await self._bucket(tenant)).get(key)
+                entry = await self._get(tenant, key)
             return None if entry is None else KeptResponse(decode(ResponseRecord, entry.value or b""))
         except (BusError, TimeoutError) as error:
             raise _unavailable(error) from error
@@ -69,7 +69,7 @@ class ResponseStore:
             return False
         try:
             async with asyncio.timeout(self._timeout_s):
-                await (await self._bucket(tenant)).put(key, encode(ResponseRecord(response, packed_turns)))
+                await self._put(tenant, key, encode(ResponseRecord(response, packed_turns)))
         except (BusError, TimeoutError) as error:
             return self._lost(response_id, _shown(error))
         self._counts["kept"] += 1
@@ -96,18 +96,28 @@ class ResponseStore:
         logger.warning("the answer %s is not kept: %s", response_id, why)
         return False
 
+    async def _get(self, tenant: str, key: str) -> KvEntry | None:
+        """Raises BusError."""
+        try:
+            return await (await self._bucket(tenant)).get(key)
+        except BucketMissing:  # nothing was ever kept of this tenant
+            return None
+
+    async def _put(self, tenant: str, key: str, value: bytes) -> None:
+        """Has the scheduler make the bucket unless it is there. Raises BusError."""
+        try:
+            await (await self._bucket(tenant)).put(key, value)
+        except BucketMissing:
+            await ask_to_make(self._endpoint, self._subjects.make_responses, MakeResponses(tenant))
+            await (await self._bucket(tenant)).put(key, value)
+
     async def _bucket(self, tenant: str) -> KvBucket:
         """Raises BusError."""
         if not self._bus.is_connected:
             raise BusUnavailable("the bus is away")
         if tenant not in self._buckets:
-            self._buckets[tenant] = await self._bus.bucket(
-                self._subjects.responses_bucket(tenant_name(tenant)),
-                ttl_s=RESPONSE_TTL_S,
-                durable=True,
-                max_bytes=RESPONSE_BUCKET_BYTES,
-                max_entries=MAX_RESPONSES,
-            )
+            name = self._subjects.responses_bucket(tenant_name(tenant))
+            self._buckets[tenant] = await self._bus.open_bucket(name)
         return self._buckets[tenant]
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from weir.bus.nats_users import NATS_ROLES, NatsRole, make_seed, server_config
+from weir.bus.nats_users import NATS_ROLES, NatsRole, make_seed, public_key, server_config
 from weir.bus.subjects import Subjects
 from weir.core.addresses import UNIX
 from weir.core.credentials import key_digest, make_key
@@ -118,7 +118,9 @@ class InstancePaths:
         seeds = {role: make_seed() for role in NATS_ROLES}
         for role, seed in seeds.items():
             _write_secret(self.nats_seed_file(role), seed)
-        self.nats_config_file.write_text(server_config(seeds, Subjects(self.folder.name)))
+        self.nats_config_file.write_text(
+            server_config({role: public_key(seed) for role, seed in seeds.items()}, Subjects(self.folder.name))
+        )
 
     def try_read_admin_key(self) -> str | None:
         """None: there is none, or it is another user's."""

@@ -9,9 +9,10 @@ import httpx
 from tests.unit.gateway.fake_scheduler import INSTANCE
 from tests.unit.gateway.metrics.test_page import served, worker_at
 from tests.unit.gateway.world import open_world
+from tests.unit.hubs import made_hub
 
 from weir.bus.codec import encode
-from weir.bus.in_memory import InMemoryBus, InMemoryHub
+from weir.bus.in_memory import InMemoryBus
 from weir.bus.messages import WorkerRecord
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.addresses import LOOPBACK
@@ -58,7 +59,7 @@ async def register(bus: InMemoryBus, *records: WorkerRecord) -> None:
 
 
 async def test_who_has_answered_is_there_although_others_take_too_long() -> None:
-    bus = InMemoryHub().connect()
+    bus = made_hub(INSTANCE).connect()
     bounds = AskBounds(max_at_once=2, call_timeout_s=60.0, total_timeout_s=0.5)
     async with silent() as process, served("prefill", Description({"steps_total": 9.0})) as address:
         await register(
@@ -83,7 +84,7 @@ async def test_a_scrape_makes_nobody_check_itself() -> None:
         checks.append(1)
         return []
 
-    bus = InMemoryHub().connect()
+    bus = made_hub(INSTANCE).connect()
     async with served("prefill", Description({"steps_total": 9.0}, check_integrity)) as address:
         await register(bus, worker_at(address, "prefill-0-cc", ""))
         watch = NeighbourWatch(bus, SUBJECTS, PlainDialer(), ManualClock())
@@ -93,15 +94,15 @@ async def test_a_scrape_makes_nobody_check_itself() -> None:
 
 
 async def test_buckets_are_opened_once_however_many_scrape() -> None:
-    bus, clock = InMemoryHub().connect(), ManualClock()
+    bus, clock = made_hub(INSTANCE).connect(), ManualClock()
     opened = []
-    open_bucket = bus.bucket
+    open_bucket = bus.open_bucket
 
-    async def counted(name: str, **options: Any) -> Any:
+    async def counted(name: str) -> Any:
         opened.append(name)
-        return await open_bucket(name, **options)
+        return await open_bucket(name)
 
-    bus.bucket = counted  # type: ignore[method-assign]
+    bus.open_bucket = counted  # type: ignore[method-assign]
     watch = NeighbourWatch(bus, SUBJECTS, PlainDialer(), clock)
     for _ in range(3):
         await watch.neighbours()
