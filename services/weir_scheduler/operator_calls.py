@@ -41,11 +41,11 @@ class OperatorGate:
 
     def check(self, caller: RpcCaller) -> None:
         """For the door of the port. Raises as `admit`."""
-        self._admit(caller)
+        self._admit(caller, "call", [caller.method])
 
     def admit(self, context: _Context, method: str) -> LeaderAdmins:
         """For whoever calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
-        return self._admit(RpcCaller.of(method, context))
+        return self._admit(RpcCaller.of(method, context), "call", [method])
 
     async def change(
         self,
@@ -57,7 +57,7 @@ class OperatorGate:
     ) -> _AnswerT:
         """The answer of `work`. `objects`: what the call would change; `tell`: what it changed. Raises WeirError."""
         caller = RpcCaller.of(action, context)
-        admins = self._admit(caller)
+        admins = self._admit(caller, action, objects)
         actor, correlation_id = admins.scheduling.actor_of(caller), _correlation_of(context)
         try:
             answer = await work(admins)
@@ -67,13 +67,13 @@ class OperatorGate:
         self._changes.write_all(actor, action, tell(answer), correlation_id)
         return answer
 
-    def _admit(self, caller: RpcCaller) -> LeaderAdmins:
+    def _admit(self, caller: RpcCaller, action: str, objects: Sequence[str]) -> LeaderAdmins:
         admins = self._leader_admins()
         try:
             admins.scheduling.check_operator(caller.key)
         except (Unauthenticated, PermissionDenied) as error:
             actor = admins.scheduling.actor_of(caller)
-            self._changes.write_failure(actor, "call", [caller.method], error, new_correlation_id())
+            self._changes.write_failure(actor, action, objects, error, new_correlation_id())
             raise
         return admins
 

@@ -61,8 +61,9 @@ class Operators:
             if any(hmac.compare_digest(digest, admin) for admin in self._digests(limits)):
                 return f"key:{digest.hex()[:8]}"
             if self._asks(limits):
-                is_tenants = any(digest.hex() in tenant.api_key_digests for tenant in limits.tenants_by_name.values())
-                return f"{'tenant' if is_tenants else 'unknown'}-key:{digest.hex()[:8]}"
+                shown = digest.hex()
+                is_tenants = any(shown in tenant.api_key_digests for tenant in limits.tenants_by_name.values())
+                return f"{'tenant' if is_tenants else 'unknown'}-key:{shown[:8]}"
         if self._asks(limits):
             return "nobody"
         return HERE if caller.is_here else caller.peer[:80]

@@ -6,11 +6,12 @@ A `Starlette` puts three wrappers around `send`, which each message of each stre
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Router
+from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from weir.core.errors import PermissionDenied
@@ -63,4 +64,13 @@ class HttpApp:
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
+            if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+                error = HTTPException(error.status_code, headers={"Allow": ", ".join(self._methods_at(scope))})
             await self._refuse(Request(scope), error)(scope, receive, send)
+
+    def _methods_at(self, scope: Scope) -> list[str]:
+        """Of all routes with this path; the router names those of the first one."""
+        at_path = [
+            route for route in self.routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+        ]
+        return sorted({method for route in at_path for method in route.methods or ()})

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from tests.unit.gateway.fake_scheduler import OPEN_RULES
 from tests.unit.gateway.test_access import KEY_A
 from tests.unit.gateway.test_recent_requests import GUARDED, OPERATOR
-from tests.unit.gateway.test_tenants_at_the_frontends import write
+from tests.unit.gateway.test_tenants_at_the_frontends import bearer, write
 from tests.unit.gateway.world import INFERENCE, World, open_world, with_batches
 from tests.unit.rpc.outcomes import outcome_of
 
@@ -70,6 +70,26 @@ async def test_each_path_is_for_whom_the_table_says(guarded: World) -> None:
                     found[who] = {401: "unknown", 403: "denied"}.get(answer.status_code, "let in")
                     assert answer.status_code != 405, (method, path)
             assert found == BY_CALLERS[callers], (method, path)
+
+
+async def test_head_is_for_whom_get_is_and_no_other_method_is_served(guarded: World) -> None:
+    methods_at: dict[str, set[str]] = {}
+    for method, path in HTTP_CALLERS:
+        methods_at.setdefault(path, set()).update({method, "HEAD"} if method == "GET" else {method})
+    async with httpx.AsyncClient(base_url=guarded.http_url) as http:
+        for path, methods in methods_at.items():
+            where = path.replace("{}", "x")
+            for method in ("OPTIONS", "PATCH", "TRACE", "PUT", *(() if "HEAD" in methods else ("HEAD",))):
+                answer = await http.request(method, where, headers={"Authorization": f"Bearer {OPERATOR}"})
+                assert (answer.status_code, answer.headers["Allow"]) == (405, ", ".join(sorted(methods))), (
+                    method,
+                    path,
+                )
+            if "HEAD" in methods and not path.endswith("/events"):
+                for who, key in KEYS.items():
+                    answer = await http.head(where, headers=bearer(key) if key else {})
+                    found = {401: "unknown", 403: "denied"}.get(answer.status_code, "let in")
+                    assert found == BY_CALLERS[HTTP_CALLERS["GET", path]][who], (who, path)
 
 
 async def test_each_method_is_for_whom_the_table_says(guarded: World) -> None:

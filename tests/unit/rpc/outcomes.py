@@ -9,9 +9,17 @@ import grpc.aio
 from weir.core.credentials import key_metadata
 
 Outcome = Literal["let in", "unknown", "denied"]
-_REFUSALS: dict[grpc.StatusCode, Outcome] = {
+_OUTCOMES: dict[grpc.StatusCode, Outcome] = {
     grpc.StatusCode.UNAUTHENTICATED: "unknown",
     grpc.StatusCode.PERMISSION_DENIED: "denied",
+    # what handlers answer to an empty message, or a caller who is let in and has to wait
+    grpc.StatusCode.OK: "let in",
+    grpc.StatusCode.INVALID_ARGUMENT: "let in",
+    grpc.StatusCode.NOT_FOUND: "let in",
+    grpc.StatusCode.FAILED_PRECONDITION: "let in",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "let in",
+    grpc.StatusCode.UNAVAILABLE: "let in",
+    grpc.StatusCode.UNIMPLEMENTED: "let in",  # by a process of another role; a method that is not there says so
 }
 _NO_METHOD = "Method not found!"
 _WAIT_S = 2.0
@@ -36,4 +44,5 @@ async def outcome_of(channel: grpc.aio.Channel, method: str, key: str) -> Outcom
     finally:
         call.cancel()
     assert details != _NO_METHOD, method
-    return _REFUSALS.get(code, "let in")
+    assert code in _OUTCOMES, (method, code, details)
+    return _OUTCOMES[code]
