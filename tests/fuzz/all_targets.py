@@ -3,6 +3,6 @@
 from collections.abc import Mapping
 
 from tests.fuzz.target import Target
-from tests.fuzz.targets import bus
+from tests.fuzz.targets import bus, model_files
 
-TARGETS: Mapping[str, Target] = {target.name: target for module in (bus,) for target in module.TARGETS}
+TARGETS: Mapping[str, Target] = {target.name: target for module in (bus, model_files) for target in module.TARGETS}

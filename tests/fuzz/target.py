@@ -68,7 +68,9 @@ def run_input(target: Target, check: Check, data: bytes) -> None:
         check(data)
     except target.refusals:
         pass
-    except Exception as error:  # noqa: BLE001 - which is what is looked for
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - which is what is looked for; a panic of Rust is no Exception
         raise Finding(_place_of(error), "".join(traceback.format_exception(error)[-12:])) from None
     took_s, growth_bytes = time.process_time() - began_s, _peak_bytes() - peak_bytes
     if took_s > target.max_s:
@@ -81,7 +83,7 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def _place_of(error: Exception) -> str:
+def _place_of(error: BaseException) -> str:
     """The kind of error, and the innermost line of Weir that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(_OWN_FOLDERS)] or frames

@@ -33,9 +33,7 @@ def test_inputs_that_are_kept_do_nothing_worse_than_be_refused(target: Target, c
 
 
 def test_random_inputs_do_nothing_worse_than_be_refused(target: Target, check: Check) -> None:
-    @settings(
-        max_examples=target.ci_examples, derandomize=True, suppress_health_check=list(HealthCheck), database=None
-    )
+    @settings(max_examples=target.ci_examples, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     @given(st.binary(max_size=min(target.max_bytes, 256)))
     def run(data: bytes) -> None:
         run_input(target, check, data)

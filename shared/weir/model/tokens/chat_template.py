@@ -283,7 +283,7 @@ def _named_templates(value: object) -> Mapping[str, str]:
 def _read_json_object(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}")

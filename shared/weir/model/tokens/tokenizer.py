@@ -22,6 +22,8 @@ from weir.model.tokens.gguf import tokenizer_from_gguf
 
 MAX_CHARS_AT_ONCE = 2048
 """Longer texts are encoded so that other threads go on meanwhile."""
+_PROBE = "a \U0010fffd\n"
+"""A text with what no vocabulary has: where that cannot be read, it is known before somebody's request has it."""
 _DUMMY_SPACE = "\u0120"  # in GPT-2's alphabet
 
 
@@ -185,8 +187,12 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         raise ModelError(f"{path}: no such file; a model folder needs the tokenizer in this form")
     try:
-        return tokenizers.Tokenizer.from_buffer(path.read_bytes())
-    except (ValueError, OSError) as error:
+        backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        backend.encode(_PROBE)
+        return backend
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # of any class: the library panics over some files
         raise ModelError(f"{path}: not a tokenizer ({error})") from error
 
 
