@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tests.fuzz.target import Target
-from tests.fuzz.targets import bus, model_files
+from tests.fuzz.targets import answers, arena, bodies, bus, grammars, model_files, settings
 
-TARGETS: Mapping[str, Target] = {target.name: target for module in (bus, model_files) for target in module.TARGETS}
+_PARTS = (answers, arena, bodies, bus, grammars, model_files, settings)
+TARGETS: Mapping[str, Target] = {target.name: target for part in _PARTS for target in part.TARGETS}

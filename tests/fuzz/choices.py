@@ -84,12 +84,13 @@ class Choices:
                 return {self.text(8): self.value(depth - 1) for _ in range(self.below(4))}
 
 
-def edited(choices: Choices, valid: bytes, max_edits: int = 8) -> bytes:
-    """`valid` with bits flipped, numbers written over, parts cut out, put in or repeated; or cut off."""
+def edited(choices: Choices, valid: bytes, max_edits: int = 8, *, in_place: bool = False) -> bytes:
+    """`valid` with bits flipped, numbers written over, parts cut out, put in or repeated; or cut off. `in_place`: only
+    the first two."""
     data = bytearray(valid)
     for _ in range(choices.below(max_edits) + 1):
         at = choices.below(len(data) + 1)
-        match choices.below(8):
+        match choices.below(4 if in_place else 8):
             case 0 if at < len(data):
                 data[at] ^= 1 << choices.below(8)
             case 1:
