@@ -163,6 +163,6 @@ TARGETS = (
     Target("gguf_weights", _gguf_weights, (ModelError,), max_bytes=256),
     Target("gguf_texts", _gguf_texts, (ModelError,), max_bytes=256),
     Target("model_folders", _folders, (ModelError,), max_bytes=256),
-    Target("tokenizer_files", _tokenizer_files, (ModelError,), max_bytes=256),
+    Target("tokenizer_files", _tokenizer_files, (ModelError, InvalidRequest), max_bytes=256, max_s=6.0),
     Target("model_names", _names, (ModelError,), lambda: (b"org/name:file.gguf@main", b"dummy:tiny"), max_bytes=400),
 )

@@ -99,7 +99,7 @@ def _configs() -> Iterator[Check]:
             raw = edited(choices, _CONFIG.encode())
             path.write_bytes(raw if choices.byte() % 4 else _text(choices, _CONFIG).encode())
             kind: type[ServiceConfig] = _CONFIGS[role]
-            names = [*kind.__dataclass_fields__]
+            names = [name for name, each in kind.__dataclass_fields__.items() if each.init]
             environ = {f"WEIR_{choices.pick(names).upper()}": choices.text() for _ in range(choices.below(3))}
             flags = {choices.pick(names): choices.text() for _ in range(choices.below(2))}
             resolve_config(kind, role, flags=flags, environ=environ, toml_path=path)
