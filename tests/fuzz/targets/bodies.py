@@ -18,7 +18,7 @@ from weir_gateway.frontends.responses.schema import ResponsesBody, asked_respons
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 _FUNCTION = {"name": "get", "description": "d", "parameters": _SCHEMA, "strict": True}
 _CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"a": "b"}'}}
-_CHAT: dict[str, Any] = {
+CHAT: dict[str, Any] = {
     "model": "m",
     "messages": [
         {"role": "system", "content": "s"},
@@ -39,7 +39,7 @@ _CHAT: dict[str, Any] = {
     "thinking_token_budget": 5,
     "structured_outputs": {"regex": "a+"},
 }
-_COMPLETION: dict[str, Any] = {
+COMPLETION: dict[str, Any] = {
     "prompt": ["x", [1, 2]],
     "max_tokens": 3,
     "temperature": 0.5,
@@ -51,7 +51,7 @@ _COMPLETION: dict[str, Any] = {
     "prompt_logprobs": 2,
     "guided_json": _SCHEMA,
 }
-_RESPONSE: dict[str, Any] = {
+RESPONSE: dict[str, Any] = {
     "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
         {"type": "function_call", "call_id": "c1", "name": "get", "arguments": "{}"},
@@ -68,7 +68,7 @@ _RESPONSE: dict[str, Any] = {
     "max_output_tokens": 4,
     "store": True,
 }
-_MESSAGES: dict[str, Any] = {
+MESSAGES: dict[str, Any] = {
     "max_tokens": 4,
     "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
     "messages": [
@@ -83,11 +83,11 @@ _MESSAGES: dict[str, Any] = {
     "stop_sequences": ["x"],
 }
 _READERS: tuple[tuple[Mapping[str, Any], Callable[[bytes], object]], ...] = (
-    (_CHAT, lambda raw: chat_request(parse_body(ChatBody, raw), "id", "ignore")),
-    (_COMPLETION, lambda raw: completion_request(parse_body(CompletionBody, raw), "id", "refuse")),
-    (_RESPONSE, lambda raw: asked_response(parse_body(ResponsesBody, raw), "ignore").client_request((), "id")),
-    (_MESSAGES, lambda raw: messages_request(parse_body(MessagesBody, raw), "id", "ignore")),
-    (_MESSAGES, lambda raw: count_request(parse_body(CountTokensBody, raw), "refuse")),
+    (CHAT, lambda raw: chat_request(parse_body(ChatBody, raw), "id", "ignore")),
+    (COMPLETION, lambda raw: completion_request(parse_body(CompletionBody, raw), "id", "refuse")),
+    (RESPONSE, lambda raw: asked_response(parse_body(ResponsesBody, raw), "ignore").client_request((), "id")),
+    (MESSAGES, lambda raw: messages_request(parse_body(MessagesBody, raw), "id", "ignore")),
+    (MESSAGES, lambda raw: count_request(parse_body(CountTokensBody, raw), "refuse")),
 )
 
 
