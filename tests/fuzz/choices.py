@@ -27,6 +27,7 @@ TEXTS = (
     "\U0001f600",
 )
 _MAX_DEPTH_OF_NEST = 3000
+_MAX_REPEATED_CHARS = 5000
 
 
 class Choices:
@@ -133,7 +134,8 @@ def mutated_json(choices: Choices, valid: Mapping[str, Any], max_edits: int = 4)
                     parent[key] = "DEEP"
                     nest = choices.below(_MAX_DEPTH_OF_NEST)
                 case 3:
-                    parent[key] = [parent[key]] * choices.below(40)
+                    times = 40 if len(json.dumps(parent[key])) < _MAX_REPEATED_CHARS else 2
+                    parent[key] = [parent[key]] * choices.below(times)
                 case _:
                     parent[key] = choices.value()
             break

@@ -96,7 +96,12 @@ def _http_request(choices: Choices) -> bytes:
         valid = _BODIES.get(path, {"a": 1})
         kept = {name: value for name, value in valid.items() if choices.byte() % 3}
         body = mutated_json(choices, kept) if choices.byte() % 8 else choices.some_bytes(60)
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", *(choices.pick(_HEADERS) for _ in range(choices.below(4)))]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: x",
+        "Connection: close",
+        *(choices.pick(_HEADERS) for _ in range(choices.below(4))),
+    ]
     if body or method == "POST":
         lines.append(f"Content-Length: {len(body)}")
     raw = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body

@@ -194,6 +194,8 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
         raise ModelError(f"{path}: no such file; a model folder needs the tokenizer in this form")
     try:
         backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        backend.no_truncation()  # as transformers does: else a file of a training run cuts or fills every prompt
+        backend.no_padding()
         backend.encode(_PROBE)
         return backend
     except (KeyboardInterrupt, SystemExit):
