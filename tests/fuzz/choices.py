@@ -68,21 +68,21 @@ class Choices:
 
     def value(self, depth: int = 2) -> Any:
         """Of any kind that JSON has."""
+        found: Any
         match self.below(12 if depth else 8):
             case 0 | 1 | 2:
-                return self.pick(NUMBERS)
+                found = self.pick(NUMBERS)
             case 3:
-                return self.below(1 << 16)
+                found = self.below(1 << 16)
             case 4 | 5:
-                return self.text()
-            case 6:
-                return self.pick((None, True, False))
-            case 7:
-                return self.pick(((), {}))
+                found = self.text()
+            case 6 | 7:
+                found = self.pick((None, True, False, (), {}))
             case 8 | 9:
-                return [self.value(depth - 1) for _ in range(self.below(4))]
+                found = [self.value(depth - 1) for _ in range(self.below(4))]
             case _:
-                return {self.text(8): self.value(depth - 1) for _ in range(self.below(4))}
+                found = {self.text(8): self.value(depth - 1) for _ in range(self.below(4))}
+        return found
 
 
 def edited(choices: Choices, valid: bytes, max_edits: int = 8, *, in_place: bool = False) -> bytes:

@@ -1,5 +1,5 @@
-"""Clients that send a byte at a time, headers without end, or a little that becomes much: each is refused or bounded, and
-others are served meanwhile. Over real sockets, to a whole gateway."""
+"""Clients that send a byte at a time, headers without end, or a little that becomes much: each is refused or
+bounded, and others are served meanwhile. Over real sockets, to a whole gateway."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import httpx
 import pytest
+
 from tests.fuzz.target import ROOT
 from tests.unit.gateway.world import FAST, World, open_world
-
 from weir.rpc.port_guard import PortLimits
 from weir.testing.load import greedy_request, stream
 

@@ -1,16 +1,17 @@
-"""No bytes do worse to a reader than to be refused, in bounded time and memory. The budget here is small, and the inputs
-are the same each time: `make fuzz` looks for new ones, and those that found something are kept in `corpus`."""
+"""No bytes do worse to a reader than to be refused, in bounded time and memory. The budget here is small, and the
+inputs are the same each time: `make fuzz` looks for new ones, and those that found something are kept in `corpus`."""
 
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from tests.fuzz.all_targets import TARGETS
 from tests.fuzz.target import CORPUS, Check, Target, run_input
 
 
-@pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS.keys())
+@pytest.fixture(scope="module", params=list(TARGETS.values()), ids=list(TARGETS))
 def target(request: pytest.FixtureRequest) -> Target:
     found = request.param
     assert isinstance(found, Target)

@@ -1,5 +1,5 @@
-"""What models write: ids to text piece by piece, stop strings, reasoning and calls of tools. However it is cut, the same
-comes of it, nothing raises, and work is linear."""
+"""What models write: ids to text piece by piece, stop strings, reasoning and calls of tools. However it is cut, the
+same comes of it, nothing raises, and work is linear."""
 
 import contextlib
 import itertools
@@ -12,7 +12,6 @@ from tests.fuzz.target import Check, Target, simple
 from tests.fuzz.valid_files import gguf_bytes
 from tests.unit.gateway.answers.corpus import new_parser
 from tests.unit.gateway.answers.test_parser import FRAGMENTS, parse
-
 from weir.model.files.source import ModelKind, ModelSource
 from weir.model.tokens.tokenizer import load_tokenizer
 from weir_gateway.answers.formats import THINK, TOOL_FORMATS, AnswerFormat
@@ -28,7 +27,7 @@ def _cut(choices: Choices, whole: Sequence[str] | str) -> Iterable[str]:
 
 
 def _answer(choices: Choices) -> str:
-    parts = []
+    parts: list[str] = []
     while not choices.is_over and len(parts) < 200:
         kind = choices.byte()
         if kind < 200:

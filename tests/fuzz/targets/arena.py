@@ -1,5 +1,5 @@
-"""A segment in which bits have turned: it is refused, or replaced, or what is in it is consistent and nothing is read that
-nobody wrote. Also with the header's checksum made right again, as a program with a mistake would leave it."""
+"""A segment in which bits have turned: it is refused, or replaced, or what is in it is consistent and nothing is read
+that nobody wrote. Also with the header's checksum made right again, as a program with a mistake would leave it."""
 
 import contextlib
 import struct
@@ -13,7 +13,6 @@ from tests.fuzz.choices import Choices, edited
 from tests.fuzz.target import Check, Target
 from tests.unit.transfer.conftest import World
 from tests.unit.transfer.test_core_deaths import CACHED, COMPUTED, Scene
-
 from weir.core.grammar import Grammar
 from weir.core.life import Attempt
 from weir.core.sampling import SamplingParams, StopRules

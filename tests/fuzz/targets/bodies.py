@@ -1,13 +1,12 @@
 """Bodies of HTTP requests of all APIs, and lines of batches: read, or refused by named fields."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.fuzz.choices import Choices, edited, mutated_json
 from tests.fuzz.target import Target, simple
-
-from weir.core.errors import InvalidRequest
+from weir.core.errors import FieldViolation, InvalidRequest
 from weir_gateway.batches.lines import BadLine, BatchLine, LineBounds, TooManyLines, read_lines
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody, count_request, messages_request
 from weir_gateway.frontends.bodies import checks
@@ -96,14 +95,17 @@ def check_body(data: bytes) -> None:
     valid, read = choices.pick(_READERS)
     kept = {name: value for name, value in valid.items() if choices.byte() % 3}
     raw = mutated_json(choices, kept) if choices.byte() % 8 else edited(choices, json.dumps(valid).encode())
+    for violation in _violations(read, raw):
+        assert 0 < len(violation.field) <= 300, "a field that is not named"
+        assert len(violation.description) <= 2000, "as long as what was sent"
+
+
+def _violations(read: Callable[[bytes], object], raw: bytes) -> Sequence[FieldViolation]:
     try:
         read(raw)
     except InvalidRequest as refusal:
-        assert refusal.violations
-        for violation in refusal.violations:
-            assert 0 < len(violation.field) <= 300, "a field that is not named"
-            assert len(violation.description) <= 2000, "as long as what was sent"
-        raise
+        return refusal.violations or [FieldViolation("", "")]
+    return ()
 
 
 def check_sizes(data: bytes) -> None:
@@ -131,7 +133,7 @@ def check_lines(data: bytes) -> None:
 
 
 TARGETS = (
-    Target("bodies", simple(check_body), (InvalidRequest,), max_bytes=256, ci_examples=400),
+    Target("bodies", simple(check_body), (), max_bytes=256, ci_examples=400),
     Target("body_sizes", simple(check_sizes), (), max_bytes=512),
     Target("batch_lines", simple(check_lines), (TooManyLines,), max_bytes=512, ci_examples=100),
 )

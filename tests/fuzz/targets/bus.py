@@ -3,14 +3,15 @@
 from typing import Any
 
 import msgpack
+
 from tests.fuzz.choices import Choices, edited
 from tests.fuzz.target import Target, simple
 from tests.unit.bus.test_codec import MESSAGE_TYPES, PLACEMENT, SUBMIT
-
 from weir.bus.codec import MAX_MESSAGE_BYTES, MalformedMessage, decode, encode
 from weir.bus.messages import Grant
 
 _MAX_NEST = 5000
+_VALID = (encode(SUBMIT), encode(PLACEMENT), encode(Grant(1, "r", PLACEMENT)))
 
 
 def _plain_message(choices: Choices, message_type: type[Any]) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def check_message(data: bytes) -> None:
             nest = choices.below(_MAX_NEST)
             payload = choices.pick((b"\x91", b"\x81\xa1a", b"\xdd\x00\x00\x00\x01")) * nest + choices.rest()
         case 2:
-            payload = edited(choices, encode(choices.pick((SUBMIT, PLACEMENT, Grant(1, "r", PLACEMENT)))))
+            payload = edited(choices, choices.pick(_VALID))
         case _:
             try:
                 payload = msgpack.packb(_plain_message(choices, message_type), unicode_errors="surrogatepass")

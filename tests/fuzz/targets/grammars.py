@@ -1,5 +1,5 @@
-"""Grammars of requests: compiled within bounds, or refused; what was compiled goes on with any token that it allows. And
-chat templates: Jinja of strangers, in its sandbox."""
+"""Grammars of requests: compiled within bounds, or refused; what was compiled goes on with any token that it allows.
+And chat templates: Jinja of strangers, in its sandbox."""
 
 import contextlib
 import json
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from tests.fuzz.choices import Choices, edited, mutated_json
-from tests.fuzz.target import Check, Target, simple
 
 from benchmarks.structured.drawing import allowed_bits, toy_vocabulary
+from tests.fuzz.choices import Choices, edited, mutated_json
+from tests.fuzz.target import Check, Target, simple
 from weir.core.errors import InvalidRequest
 from weir.core.grammar import GRAMMAR_KINDS, Grammar
 from weir.grammar.llguidance_engine import LlguidanceEngine
@@ -43,8 +43,9 @@ _SOURCES = {
 }
 _PIECES = (
     "(", ")", "[", "]", "{", "}", "*", "+", "?", "|", ".", "\\d", "\\p{L}", "{1,9999}", "{999}", "a", "é", "^", "$",
-    '"a"', " ", "\n", "start: ", "x: ", "y: ", "x", "y", "/a*/", " & ", "~", "%json {}", "<[5]>", "[lazy]", "::=", "%ignore ",
-    "[max_tokens=5]", "(?=a)", "\\1", "(?:", "[^", "a-z", "%regex {\"substring_chars\": \"ab\"}", "#", "//",
+    "\"a\"", " ", "\n", "start: ", "x: ", "y: ", "x", "y", "/a*/", " & ", "~", "%json {}", "<[5]>", "[lazy]", "::=",
+    "%ignore ", "[max_tokens=5]", "(?=a)", "\\1", "(?:", "[^", "a-z", "%regex {\"substring_chars\": \"ab\"}", "#",
+    "//",
 )  # fmt: skip
 _MAX_STEPS = 12
 
@@ -86,13 +87,15 @@ def _grammar(choices: Choices) -> Grammar:
 
 
 _TEMPLATE_PIECES = (
-    "{{ ", " }}", "{% ", " %}", "for m in messages", "endfor", "if ", "endif", "m.role", "m['content']", "messages", "x",
-    " | tojson", " | length", " | join(',')", " | map('upper') | list", "set x = ", "namespace(a=1)", "range(99999)",
-    "macro f(a)", "endmacro", "f(1)", " + ", " * 10**9", " ~ ", "'a'", "1", "(", ")", "[", "]", "loop.index", "self",
-    ".__class__", ".__globals__", "cycler", "lipsum(99)", "raise_exception('x')", "strftime_now('%Y')", " in ", " not ",
-    "generation", "endgeneration", "tools", "bos_token", "[::-1]", "**", "//0", "include 'x'", "%", " | format", ".format(", "'{0.__class__}'",
-    "'%999999999d' % 1", " | center(999999999)", " | indent(99999)", "'x'", " | replace('', 'aaaaaaaaaa')", " | wordwrap(1)",
-    " | batch(1) | list", " | sum", " | sort", " | unique", " | groupby('role')", " | urlize", " | xmlattr", " | pprint", " | random",
+    "{{ ", " }}", "{% ", " %}", "for m in messages", "endfor", "if ", "endif", "m.role", "m['content']", "messages",
+    "x", " | tojson", " | length", " | join(',')", " | map('upper') | list", "set x = ", "namespace(a=1)",
+    "range(99999)", "macro f(a)", "endmacro", "f(1)", " + ", " * 10**9", " ~ ", "'a'", "1", "(", ")", "[", "]",
+    "loop.index", "self", ".__class__", ".__globals__", "cycler", "lipsum(99)", "raise_exception('x')",
+    "strftime_now('%Y')", " in ", " not ", "generation", "endgeneration", "tools", "bos_token", "[::-1]", "**",
+    "//0", "include 'x'", "%", " | format", ".format(", "'{0.__class__}'", "'%999999999d' % 1",
+    " | center(999999999)", " | indent(99999)", "'x'", " | replace('', 'aaaaaaaaaa')", " | wordwrap(1)",
+    " | batch(1) | list", " | sum", " | sort", " | unique", " | groupby('role')", " | urlize", " | xmlattr",
+    " | pprint", " | random",
 )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Models of strangers: GGUF files and folders, spoilt anywhere. All that is read of one before it serves is read, and is
-refused as ModelError or is a model whose every tensor is there."""
+"""Models of strangers: GGUF files and folders, spoilt anywhere. All that is read of one before it serves is read, and
+is refused as ModelError or is a model whose every tensor is there."""
 
 import contextlib
 import json
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+
 from tests.fuzz.choices import Choices, edited, mutated_json
 from tests.fuzz.target import Check, Target
 from tests.fuzz.valid_files import CONFIGS, folder_files, gguf_bytes
-
 from weir.core.errors import InvalidRequest
 from weir.model.architecture import (
     local_rotary_frequencies,
@@ -43,7 +43,8 @@ def read_weights(source: ModelSource) -> None:
     for name, shape in tensor_shapes(config).items():
         assert tensors.shapes()[name] == shape
         values = tensors.read(name)
-        assert values.shape == shape and values.dtype == np.float32
+        assert values.shape == shape
+        assert values.dtype == np.float32
         view = tensors.try_view(name)
         assert view is None or view.shape == shape
         with contextlib.suppress(ValueError):  # as the protocol says of integers that fit into no blocks

@@ -1,5 +1,5 @@
-"""Messages between Weir's own processes, by protobuf: a gateway's commands to a worker, a worker's calls of its arena, the
-details of an error."""
+"""Messages between Weir's own processes, by protobuf: a gateway's commands to a worker, a worker's calls of its
+arena, the options of a request."""
 
 import contextlib
 import tempfile
@@ -9,13 +9,13 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
+
 from tests.fuzz.choices import NUMBERS, Choices, edited
 from tests.fuzz.target import Check, Target, simple
 from tests.unit.transfer.conftest import World
 from tests.unit.transfer.test_core_deaths import COMPUTED, Scene
-from tests.unit.worker.test_bad_input import VOCAB_SIZE, check
-from tests.unit.worker.rig import start_command
-
+from tests.unit.worker.rig import VOCAB_SIZE, start_command
+from tests.unit.worker.test_bad_input import check
 from weir.core.errors import InvalidRequest, Overloaded
 from weir.kv.arena.ownership import NotOwned
 from weir.rpc.conversions import attempt_from_pb, options_from_pb

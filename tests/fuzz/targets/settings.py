@@ -1,5 +1,5 @@
-"""Files of operators: settings, limits, models, changes of limits, keys, seeds; and files that Weir itself wrote and reads
-again: changes, states, traces, life events."""
+"""Files of operators: settings, limits, models, changes of limits, keys; and files that Weir itself wrote and reads
+again: changes, traces, life events."""
 
 import asyncio
 import base64
@@ -12,7 +12,6 @@ from typing import Any
 
 from tests.fuzz.choices import Choices, edited, mutated_json
 from tests.fuzz.target import Check, Target, simple
-
 from weir.bench.serving.datasets import TraceReplay
 from weir.bus.audit import AuditStream
 from weir.bus.protocol import BusError, BusMessage
@@ -28,9 +27,9 @@ from weir.sim.workloads.trace_file import TraceError
 from weir_gateway.config import GatewayConfig
 from weir_scheduler.config import SchedulerConfig
 
-_LIMITS = """default_lane = "standard"
+_LIMITS = f"""default_lane = "standard"
 max_queued = 100
-admin_key_digests = ["%s"]
+admin_key_digests = ["{"ab" * 32}"]
 [lanes.interactive]
 max_queued = 4000
 max_wait_s = 60
@@ -39,13 +38,13 @@ guaranteed_share = 0.3
 [tenants.search]
 weight = 2
 tokens_per_min = 600_000
-key_digests = ["%s"]
+key_digests = ["{"cd" * 32}"]
 lanes = ["standard"]
 [default_tenant]
 requests_per_min = 60
 [workers.decode]
 max_num_seqs = 16
-""" % ("ab" * 32, "cd" * 32)
+"""
 _MODELS = """[models.a]
 model = "smollm2-135m"
 aliases = ["b"]

@@ -276,8 +276,11 @@ def test_what_a_file_says_of_cutting_and_filling_texts_does_not_count(tmp_path: 
     source = ModelSource("cutting", sentencepiece_folder(tmp_path), ModelKind.HF_FOLDER)
     expected = load_tokenizer(source).encode("abc" * 20)
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for change in (lambda: backend.enable_truncation(5), lambda: backend.enable_padding(length=200)):
-        change()
+    for change in ("truncation", "padding"):
+        if change == "truncation":
+            backend.enable_truncation(5)
+        else:
+            backend.enable_padding(length=200)
         backend.save(str(tmp_path / "tokenizer.json"))
         assert load_tokenizer(source).encode("abc" * 20) == expected
 

@@ -10,7 +10,6 @@ from weir.kv.arena.lease import Lease, LeaseState, LeaseTable
 from weir.kv.arena.ownership import BlockTableOf, OwnershipTable
 from weir.kv.layout import NO_LEASE, PageState, SlotState
 
-
 _MAX_LEASE_ID = _MAX_STARTS = 1 << 31
 _MAX_ATTACHMENT = 1 << 62
 

@@ -297,7 +297,7 @@ class _HfConfig:
         return self.as_number("rope_theta", value)
 
     def as_number(self, name: str, value: object) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not -sys.float_info.max <= value <= sys.float_info.max:
+        largest = sys.float_info.max
+        if not isinstance(value, int | float) or isinstance(value, bool) or not -largest <= value <= largest:
             raise ModelError(f"{self.path}: {name} is {value!r:.60}, expected a number")
         return float(value)
