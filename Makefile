@@ -11,7 +11,7 @@ PYTEST_FLAGS ?=
 # Else each of some thousand short processes compiles all of Weir, and each worker of pytest rewrites every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test check setup setup-dev golden long chaos compose-test bench-sim sbom gpu triton-oldest format proto proto-baseline constraints clean
+.PHONY: up test check setup setup-dev golden long chaos fuzz compose-test bench-sim sbom gpu triton-oldest format proto proto-baseline constraints clean
 
 up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 	$(BIN)/weir up $(UP_FLAGS)
@@ -63,11 +63,17 @@ long: setup-dev model ## What takes long: outages, rolling restarts, more exampl
 	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
 
 MINUTES ?= 10
+ATHERIS := atheris==3.0.0
 SEED ?= 1
 CHAOS_OUT ?= build/chaos.md
 chaos: setup-dev model ## Streams amid faults for MINUTES, from SEED; the report goes to CHAOS_OUT, logs beside it.
 	mkdir -p $(dir $(CHAOS_OUT))
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED) --out $(CHAOS_OUT) --keep-logs build/chaos-logs
+
+FUZZ_TARGET ?=
+fuzz: setup-dev ## Hostile bytes for every reader for MINUTES together, guided by coverage; findings go to build/fuzz.
+	$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install -q $(ATHERIS)
+	nice $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ_TARGET:%=--target %)
 
 compose-test: setup-dev ## The stack of compose/ in real containers; needs root. build/containers keeps images for the next run.
 	$(BIN)/python -m tests.containers

@@ -113,9 +113,9 @@ class AnswerParser:
         if self._call is not None:
             return self._read_call(self._call, text, position, events)
         if self._follows_marker:
-            position = _after_space(text, position, len(text))
-            if position == len(text):
-                return position
+            first = _after_space(text, position, len(text))
+            if first > position:  # taken by itself: it is not held with what may become a marker
+                return first
             if self._follows_call:
                 return self._close_call(text, position)
             self._follows_marker = False

@@ -114,21 +114,19 @@ class AuditStream:
         while True:
             asked = {"seq": sequence, "next_by_subj": self._subject}
             content = await self._request("MSG.GET", asked)
-            error = content.get("error", {})
+            error = _error_in(content)
             if error.get("err_code") == _NO_MESSAGE:
                 return
             if error.get("code") == _STATUS_NOT_FOUND:
                 raise BusRefused(f"there is no stream {self._name}: does a gateway run with the setting audit?")
             _check(error, f"stream {self._name}")
-            message = content["message"]
-            for line in base64.b64decode(message.get("data", "")).decode().splitlines():
+            text, sequence = _message_of(content, sequence)
+            for line in text.splitlines():
                 yield line
-            sequence = message["seq"] + 1
 
     async def _ask(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
         """Its error; empty: none."""
-        error: dict[str, Any] = (await self._request(verb, content)).get("error", {})
-        return error
+        return _error_in(await self._request(verb, content))
 
     async def _request(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
         subject = f"{_API}.{verb}.{self._name}"
@@ -142,7 +140,7 @@ class AuditStream:
 def _object_of(payload: bytes) -> dict[str, Any]:
     try:
         content = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BusError(f"JetStream answered what is no JSON: {payload[:80]!r}") from error
     if not isinstance(content, dict):
         raise BusError(f"JetStream answered what is no object: {payload[:80]!r}")
@@ -150,8 +148,24 @@ def _object_of(payload: bytes) -> dict[str, Any]:
 
 
 def _error_of(payload: bytes) -> dict[str, Any]:
-    error: dict[str, Any] = _object_of(payload).get("error", {})
-    return error
+    return _error_in(_object_of(payload))
+
+
+def _error_in(content: Mapping[str, Any]) -> dict[str, Any]:
+    error = content.get("error", {})
+    return error if isinstance(error, dict) else {"description": str(error)[:80]}
+
+
+def _message_of(content: Mapping[str, Any], sequence: int) -> tuple[str, int]:
+    """Its text, and the number from which on the next one is. Raises BusError."""
+    try:
+        message = content["message"]
+        text, found = base64.b64decode(message.get("data", ""), validate=True).decode(), message["seq"]
+        if type(found) is not int or found < sequence:
+            raise ValueError(f"seq {found!r:.40} is not from {sequence} on")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BusError(f"JetStream answered a message that cannot be read ({error!r:.200})") from error
+    return text, found + 1
 
 
 def _check(error: Mapping[str, Any], what: str) -> None:

@@ -244,7 +244,12 @@ def unpack_header(data: bytes, file_bytes: int) -> SegmentHeader:
     if file_bytes != total_bytes:
         raise SegmentMismatch(f"it has {file_bytes} bytes where its header says {total_bytes}")
     geometry = replace(ArenaGeometry(*sizes), pages_on_device=bool(on_device))
-    return SegmentHeader(geometry, arena_id.decode(), digest.rstrip(b"\0").decode(), pid_namespace)
+    if layout_of(geometry).total_bytes != total_bytes:
+        raise SegmentMismatch(f"its header says {total_bytes} bytes, and {geometry}, which takes others")
+    try:
+        return SegmentHeader(geometry, arena_id.decode(), digest.rstrip(b"\0").decode(), pid_namespace)
+    except UnicodeDecodeError as error:
+        raise SegmentMismatch(f"a name in its header is not UTF-8 ({error.reason})") from error
 
 
 def _aligned(num_bytes: int) -> int:

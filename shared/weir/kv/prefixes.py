@@ -30,6 +30,7 @@ PinCounts = NDArray[np.uint32]
 """How often each page is pinned, shape [num_pages]."""
 
 _PAGE_TOKEN_BYTES = 4 * PAGE_TOKENS
+_MAX_USE = 1 << 62
 
 
 def prefix_seed(model_digest: str, salt: str = "") -> bytes:
@@ -235,6 +236,7 @@ class PrefixIndex:
         self._page_of = dict(zip(self._hashes_of(pages), pages.tolist(), strict=True))
         self.changes.forget()
         self._pins.clear()
+        rows["last_use"][rows["last_use"] >= _MAX_USE] = 0  # nobody counts so far: a bit of it turned
         self._next_use = int(rows["last_use"].max(initial=0)) + 1
 
     def integrity_errors(self) -> Iterator[str]:

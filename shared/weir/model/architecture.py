@@ -26,6 +26,16 @@ _POSITIVE = (
     "rope_theta",
     "max_context_tokens",
 )
+_MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_layers": 1 << 10,
+    "num_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "max_context_tokens": (1 << 31) - 1,
+}
+"""Far above any model's: names and frequencies are made of them before a file is known to have the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +184,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_positive("model configuration", **{name: getattr(self, name) for name in _POSITIVE})
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise ModelError(f"model configuration: {name} is {getattr(self, name)}, expected at most {most}")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"model configuration: num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
@@ -247,8 +260,8 @@ class ModelConfig:
 
 def _check_positive(what: str, **values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
-            raise ModelError(f"{what}: {name} is {value}, expected more than 0")
+        if not 0 < value < math.inf:
+            raise ModelError(f"{what}: {name} is {value}, expected more than 0, and finite")
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

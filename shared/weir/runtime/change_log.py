@@ -203,7 +203,7 @@ def read_changes(folder: Path) -> Iterator[dict[str, Any]]:
         for line in text.splitlines():
             try:
                 change = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(change, dict):
                 found.append(change)

@@ -326,7 +326,7 @@ def _default_text(entry: Field[Any], kind: Any) -> str:
 def _from_toml(kinds: Mapping[str, Any], path: Path, section: str, ignored: Collection[str]) -> dict[str, _Given]:
     try:
         document = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"config file {path}: {error}") from error
     tables = {
         name: document.pop(name) for name in (*ROLES, "up", *STACK_TABLES) if isinstance(document.get(name), dict)

@@ -11,7 +11,7 @@ import pytest
 
 from weir.kv.arena.segment import Segment, SegmentError, claim_segment, segment_path
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.layout import ANNEX_BYTES, LAYOUT_VERSION, SegmentMismatch, geometry_within, layout_of
+from weir.kv.layout import ANNEX_BYTES, LAYOUT_VERSION, PageState, SegmentMismatch, geometry_within, layout_of
 
 
 def test_a_segment_is_private_zeroed_and_as_large_as_its_layout(segment: Segment, geometry: ArenaGeometry) -> None:
@@ -124,6 +124,33 @@ def test_a_left_over_that_cannot_be_used_is_named_in_the_log_and_replaced(
     assert claimed.is_new
     assert reason in caplog.text
     assert claimed.segment.arena_id != segment.arena_id
+    claimed.segment.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "field", "value", "reason"),
+    [
+        ("lease_rows", "state", 9, "a lease cannot be read (9 is not a valid LeaseState)"),
+        ("page_rows", "state", 5, "page 3 has state 5, which does not exist"),
+        ("page_rows", "state", PageState.SHARED | 8, "page 3 has state 12"),
+        ("slot_rows", "state", 128, "slot 3 has state 128"),
+    ],
+)
+def test_tables_in_which_bits_have_turned_are_named_in_the_log_and_replaced(
+    segment: Segment,
+    geometry: ArenaGeometry,
+    caplog: pytest.LogCaptureFixture,
+    rows: str,
+    field: str,
+    value: int,
+    reason: str,
+) -> None:
+    getattr(segment, rows)[field][3] = value
+    segment.close()
+    with caplog.at_level(logging.WARNING):
+        claimed = claim_segment(segment.path, geometry, "digest")
+    assert claimed.is_new
+    assert f"its tables are damaged: {reason}" in caplog.text
     claimed.segment.close()
 
 

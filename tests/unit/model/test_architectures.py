@@ -71,6 +71,7 @@ def test_without_an_index_a_second_copy_in_mistrals_own_form_is_left_alone(tmp_p
         ({"weight_map": {}}, "names no file"),
         ({"weights": {}}, "cannot be read as an index"),
         ([], "cannot be read as an index"),
+        ({"weight_map": {"a": "n" * 300}}, "names n{200}, which"),
     ],
 )
 def test_an_index_that_cannot_be_followed_is_refused(index: object, problem: str, tmp_path: Path) -> None:
@@ -78,6 +79,27 @@ def test_an_index_that_cannot_be_followed_is_refused(index: object, problem: str
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=problem):
         load_weights(tiny.source, load_model_config(tiny.source))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"num_hidden_layers": 1 << 63}, "num_layers is 9223372036854775808, expected at most 1024"),
+        ({"head_dim": 1 << 40}, "head_dim is 1099511627776, expected at most 4096"),
+        ({"vocab_size": 1 << 40}, "vocab_size is 1099511627776, expected at most"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf, expected a number"),
+        ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta is nan, expected a number"),
+        ({"rope_parameters": {"rope_theta": 10**400}}, "rope_theta is 1000.*, expected a number"),
+        ({"model_type": "gemma2", "sliding_window_pattern": 0, "hidden_activation": "gelu_pytorch_tanh"}, ""),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_by_name(change: dict[str, object], problem: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE | {"model_type": "qwen2"} | change))
+    if not problem:  # a period of no layers: as of one
+        assert load_model_config(resolve_model(str(tmp_path))).window is None
+        return
+    with pytest.raises(ModelError, match=problem):
+        load_model_config(resolve_model(str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,16 @@ def test_templates_mean_what_they_mean_to_transformers(text: str, messages: list
         ("{% include 'x' %}", "loader"),
         ("{% import '/etc/passwd' as x %}", "loader"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-        ("{{ 'x' * 10**15 }}", "MemoryError"),
+        ("{{ 'x' * 10**15 }}", "of a size above 33554432"),
+        ("{% for m in messages %}{{ [m] * 10**8 }}{% endfor %}", "of a size above 33554432"),
+        ("{{ 9 ** (9 ** 9) }}", "of a size above 33554432"),
+        ("{{ '%999999999d' % 1 }}", "pads values"),
+        ("{{ '%999999999d' | format(1) }}", "pads values"),
+        ("{{ '{:>999999999}'.format(1) }}", "pads values"),
+        ("{{ 'x' | center(999999999) }}", "of a size above 33554432"),
+        ("{{ 'x' | indent(width=999999999) }}", "of a size above 33554432"),
+        ("{{ 'x'.zfill(999999999) }}", "of a size above 33554432"),
+        ("{{ lipsum(99999) }}", "undefined"),
         ("{% for i in range(1000) %}{{ 'x' * 100000 }}{% endfor %}", "more than 33554432 characters"),
     ],
 )
@@ -145,6 +154,11 @@ def test_an_empty_conversation_is_refused() -> None:
 def test_a_model_without_a_template_refuses_conversations() -> None:
     with pytest.raises(InvalidRequest, match="no chat template"):
         ChatTemplate("base", None, {}).render(USER)
+
+
+def test_a_template_too_deep_to_be_compiled_is_found_on_load() -> None:
+    with pytest.raises(ModelError, match="cannot be compiled"):
+        template("{{ " + "(" * 3000 + " }}")
 
 
 def test_a_broken_template_is_found_on_load() -> None:

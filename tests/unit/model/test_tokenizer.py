@@ -272,6 +272,19 @@ def test_byte_fallback_pieces_joined_are_the_text_of_all_ids(pushes: list[list[i
     assert "".join(pieces) + detokenizer.finish() == sentencepiece.decode(all_ids)
 
 
+def test_what_a_file_says_of_cutting_and_filling_texts_does_not_count(tmp_path: Path) -> None:
+    source = ModelSource("cutting", sentencepiece_folder(tmp_path), ModelKind.HF_FOLDER)
+    expected = load_tokenizer(source).encode("abc" * 20)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for change in ("truncation", "padding"):
+        if change == "truncation":
+            backend.enable_truncation(5)
+        else:
+            backend.enable_padding(length=200)
+        backend.save(str(tmp_path / "tokenizer.json"))
+        assert load_tokenizer(source).encode("abc" * 20) == expected
+
+
 def test_a_decoder_of_another_kind_is_refused(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()

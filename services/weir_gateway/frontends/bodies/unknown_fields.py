@@ -82,7 +82,7 @@ def check_undeclared(
             problem = f"is not a field of this request; {meant!r} is one"
             violations.append(FieldViolation(shown(name), problem))
         elif unknown_fields == "refuse":
-            violations.append(FieldViolation(shown(name), "is not a field of this request"))
+            violations.append(FieldViolation(shown(name) or "''", "is not a field of this request"))
         else:
             unknown.append(name)
     return tuple(unknown)

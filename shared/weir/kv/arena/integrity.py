@@ -6,9 +6,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.kv.arena.lease import Lease, LeaseState
+from weir.kv.arena.lease import Lease, LeaseState, LeaseTable
 from weir.kv.arena.ownership import BlockTableOf, OwnershipTable
 from weir.kv.layout import NO_LEASE, PageState, SlotState
+
+_MAX_LEASE_ID = _MAX_STARTS = 1 << 31
+_MAX_ATTACHMENT = 1 << 62
+
+
+def find_damage(
+    lease_rows: NDArray[Any], counters: NDArray[Any], table: OwnershipTable, block_table_of: BlockTableOf
+) -> str:
+    """Why nobody could go on with these tables: some of their bits were turned, which no death of their writer does.
+    Empty: nothing. What would be done at a start is tried on copies."""
+    try:
+        leases = LeaseTable(lease_rows, counters).all()
+    except ValueError as error:  # a state that does not exist, a name that is not UTF-8
+        return f"a lease cannot be read ({error})"
+    ids = [lease.lease_id for lease in leases]
+    next_id = int(counters["next_lease_id"])
+    if len(set(ids)) < len(ids) or not all(0 < lease_id < next_id for lease_id in ids) or next_id > _MAX_LEASE_ID:
+        return f"leases {ids} are not different ones below the next, {next_id}"
+    if counters["incarnation"] > _MAX_STARTS or counters["next_attachment"] > _MAX_ATTACHMENT:
+        return f"nobody counts up to {counters}"
+    for kind, rows, most in (("page", table.page_rows, max(PageState)), ("slot", table.slot_rows, max(SlotState))):
+        for index in np.flatnonzero(rows["state"] > most).tolist()[:1]:
+            return f"{kind} {index} has state {rows['state'][index]}, which does not exist"
+    tried = OwnershipTable(table.page_rows.copy(), table.slot_rows.copy())
+    tried.rebuild(ids, block_table_of)
+    for lease in leases:
+        if lease.state == LeaseState.ORPHANED:
+            tried.orphan(lease.lease_id, block_table_of)
+    free = set(tried.free_slots())  # whose records are cleared at a start
+    errors = check_integrity(tried, leases, lambda slot: None if slot in free else block_table_of(slot))
+    return "; ".join(errors[:3])
 
 
 def check_integrity(table: OwnershipTable, leases: list[Lease], block_table_of: BlockTableOf) -> tuple[str, ...]:

@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.core.process import own_pid_namespace, try_read_start_ticks
+from weir.kv.arena.integrity import find_damage
 from weir.kv.arena.lease import LeaseTable
+from weir.kv.arena.ownership import OwnershipTable
 from weir.kv.arena.segment_file import (
     SegmentError,
     is_mapped,
@@ -46,6 +48,7 @@ from weir.kv.layout import (
     pack_header,
     unpack_header,
 )
+from weir.kv.prefixes import PageIds
 from weir.kv.records.annex import AnnexFile, RecordAnnex
 from weir.kv.records.record import SequenceRecord
 
@@ -236,7 +239,8 @@ class ClaimedSegment:
 
 
 def claim_segment(path: Path, geometry: ArenaGeometry, model_digest: str) -> ClaimedSegment:
-    """Takes over the segment at `path` if it has this geometry and model; removes any other and makes a new one.
+    """Takes over the segment at `path` if it has this geometry and model, and tables that can be; removes any other and
+    makes a new one.
 
     Raises SegmentError if another transfer service has it, if it is another one that workers still map, if it is a file
     that another user can have put there, or if there is too little room.
@@ -248,7 +252,7 @@ def claim_segment(path: Path, geometry: ArenaGeometry, model_digest: str) -> Cla
     except SegmentMismatch as mismatch:
         _remove_left_over(path, str(mismatch), "")
     else:
-        difference = _difference(segment, geometry, model_digest)
+        difference = _difference(segment, geometry, model_digest) or _damage(segment)
         if difference is None:
             return ClaimedSegment(segment, is_new=False)
         workers = _name_workers(segment)
@@ -301,7 +305,10 @@ def _name_workers(segment: Segment) -> str:
     """Those with a lease that are alive, as far as they can be seen from here."""
     if segment.pid_namespace != own_pid_namespace():
         return ""
-    leases = LeaseTable(segment.lease_rows, segment.counters).all()
+    try:
+        leases = LeaseTable(segment.lease_rows, segment.counters).all()
+    except ValueError:  # damaged
+        return ""
     living = [lease for lease in leases if try_read_start_ticks(lease.process.pid) == lease.process.start_ticks]
     return ", ".join(f"worker {lease.worker_id} (process {lease.process.pid})" for lease in living)
 
@@ -314,6 +321,19 @@ def _difference(segment: Segment, geometry: ArenaGeometry, model_digest: str) ->
     if segment.pid_namespace != own_pid_namespace():
         return "it is of another pid namespace, whose processes cannot be seen from here"
     return None
+
+
+def _damage(segment: Segment) -> str | None:
+    """What only turned bits explain, in the tables that have no checksums."""
+    records = [segment.record(slot) for slot in range(segment.geometry.num_slots)]
+
+    def block_table_of(slot: int) -> PageIds | None:
+        summary = records[slot].summarize()
+        return None if summary is None else summary.page_ids
+
+    table = OwnershipTable(segment.page_rows, segment.slot_rows)
+    found = find_damage(segment.lease_rows, segment.counters, table, block_table_of)
+    return f"its tables are damaged: {found}" if found else None
 
 
 def _give_name(fd: int, path: Path) -> None:

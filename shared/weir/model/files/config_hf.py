@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -61,9 +62,9 @@ def config_from_hf(folder: Path) -> ModelConfig:
         attention_output_bias=has_bias,
         query_key_norm=model_type in {"qwen3", "gemma3_text"},
         rotary_scaling=_hf_rotary_scaling(config),
-        window=_sliding_window(config),
         rotary_dim=_rotary_dim(config, hidden_size // max(num_heads, 1)),
     )
+    read = replace(read, window=_sliding_window(config))  # whose layers are as many as it may have
     return _with_gemma(read, config) if config.is_gemma else read
 
 
@@ -124,7 +125,7 @@ def _sliding_window(config: "_HfConfig") -> SlidingWindow | None:
             layers = config.layers_with_window(tuple(layer >= first for layer in range(num_layers)))
         case "gemma2" | "gemma3_text" as gemma:
             num_tokens = config.integer("sliding_window", _GEMMA_WINDOW)
-            period = config.integer("sliding_window_pattern", _GEMMA_PERIODS[gemma])
+            period = max(config.integer("sliding_window_pattern", _GEMMA_PERIODS[gemma]), 1)
             layers = config.layers_with_window(tuple((layer + 1) % period != 0 for layer in range(num_layers)))
             theta = config.local_rope_theta() if gemma == "gemma3_text" else None
     if num_tokens is None or not any(layers):
@@ -193,7 +194,7 @@ class _HfConfig:
     def __init__(self, path: Path) -> None:
         try:
             fields = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelError(f"{path}: cannot be read as JSON ({error})") from error
         if not isinstance(fields, dict):
             raise ModelError(f"{path}: expected a JSON object, found {type(fields).__name__}")
@@ -296,6 +297,7 @@ class _HfConfig:
         return self.as_number("rope_theta", value)
 
     def as_number(self, name: str, value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ModelError(f"{self.path}: {name} is {value!r}, expected a number")
+        largest = sys.float_info.max
+        if not isinstance(value, int | float) or isinstance(value, bool) or not -largest <= value <= largest:
+            raise ModelError(f"{self.path}: {name} is {value!r:.60}, expected a number")
         return float(value)

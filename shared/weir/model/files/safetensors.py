@@ -42,15 +42,14 @@ def _indexed_files(index: Path) -> list[Path]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         names = {str(name) for name in weight_map.values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index}: cannot be read as an index of tensors ({error!r})") from error
-    # a name and not a path: nothing outside the folder is read
-    odd = sorted(name for name in names if Path(name).name != name)
-    paths = sorted(index.parent / name for name in names)
-    missing = [path.name for path in paths if not path.is_file()]
-    if odd or missing or not paths:
-        raise ModelError(f"{index}: names {', '.join(odd or missing) or 'no file'}, which the folder does not have")
-    return paths
+    # by what lies in the folder: nothing outside of it is read
+    there = {path.name for path in index.parent.iterdir() if path.is_file()}
+    missing = sorted(names - there)
+    if missing or not names:
+        raise ModelError(f"{index}: names {', '.join(missing)[:200] or 'no file'}, which the folder does not have")
+    return sorted(index.parent / name for name in names)
 
 
 @dataclass(frozen=True, slots=True)

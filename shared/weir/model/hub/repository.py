@@ -158,7 +158,7 @@ def weights_of(repository: Repository) -> list[RemoteFile]:
     try:
         weight_map = json.loads((repository.snapshot / INDEX_NAME).read_bytes())["weight_map"]
         names = sorted({str(name) for name in weight_map.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PullError(f"{repository.reference}: {INDEX_NAME} cannot be read as an index ({error!r:.200})") from error
     absent = [name for name in names if name not in files or not _is_weights(name)]
     if absent:

@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -49,6 +50,7 @@ _MAX_RENDERED_CHARS = 1 << 25
 """Far above what any context holds: it only ends a template that makes much of little."""
 _MAX_RENDER_S = 2.0
 """Of a core, likewise: a thousand turns take hundredths."""
+_WIDE = re.compile(r"%[^a-zA-Z%]*(\*|[0-9]{6})|\{[^{}]*[0-9]{6}")
 _CHECK_EVERY = 64
 """Steps of a template between two looks at the time."""
 
@@ -159,9 +161,54 @@ class _BoundedSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if num_steps % _CHECK_EVERY == 0 and time.thread_time() > getattr(mine, "ends_at_s", math.inf):
             _refuse(f"the model's chat template takes more than {_MAX_RENDER_S:g} s for them; send fewer at once")
 
+    intercepted_binops = frozenset({"*", "**", "%"})
+
     def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.step()
+        for number in (*args, *kwargs.values()):
+            _check_width(number)
         return super().call(context, called, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Raises InvalidRequest before one operation makes what no prompt is, or takes for ever."""
+        if operator == "*":
+            sizes = [value if isinstance(value, int) else len(value) for value in (left, right) if _has_size(value)]
+            _check_width(math.prod(sizes))
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_width(left.bit_length() * right)
+        elif operator == "%":
+            _check_format(left)
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        _check_format(getattr(value, "__self__", None))
+        return super().wrap_str_format(value)
+
+
+def _has_size(value: object) -> bool:
+    return isinstance(value, int | str | list | tuple)
+
+
+def _check_width(number: object) -> None:
+    if isinstance(number, int) and abs(number) > _MAX_RENDERED_CHARS:
+        _refuse(f"the model's chat template makes something of a size above {_MAX_RENDERED_CHARS}")
+
+
+def _check_format(text: object) -> None:
+    """Of a text with places for values, whose widths it says."""
+    if isinstance(text, str) and _WIDE.search(text):
+        _refuse("the model's chat template pads values to more than 99,999 characters")
+
+
+def _bounded_filter(given: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(given)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        _check_format(args[0])
+        for number in (*args, *kwargs.values()):
+            _check_width(number)
+        return given(*args, **kwargs)
+
+    return bounded
 
 
 def _bounded_text(template: jinja2.Template, variables: Mapping[str, object]) -> str:
@@ -283,7 +330,7 @@ def _named_templates(value: object) -> Mapping[str, str]:
 def _read_json_object(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}")
@@ -292,13 +339,17 @@ def _read_json_object(path: Path) -> dict[str, object]:
 
 def _compile(model_name: str, template: str) -> jinja2.Template:
     environment = _BoundedSandbox()
+    environment.filters |= {name: _bounded_filter(environment.filters[name]) for name in ("center", "indent", "format")}
     environment.filters["tojson"] = _to_json
+    del environment.globals["lipsum"]  # one call of it takes as long as somebody wants
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     try:
         return environment.from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(f"model {model_name!r}: chat template, line {error.lineno}: {error.message}") from error
+    except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # of the parser, of Python's compiler
+        raise ModelError(f"model {model_name!r}: chat template cannot be compiled ({error!r:.200})") from error
 
 
 class _GenerationMarks(jinja2.ext.Extension):

@@ -22,6 +22,8 @@ from weir.model.tokens.gguf import tokenizer_from_gguf
 
 MAX_CHARS_AT_ONCE = 2048
 """Longer texts are encoded so that other threads go on meanwhile."""
+_PROBE = "ab \u00e9 1\n\U0010fffd"
+"""A text with what no vocabulary has: where that cannot be read, it is known before somebody's request has it."""
 _DUMMY_SPACE = "\u0120"  # in GPT-2's alphabet
 
 
@@ -111,10 +113,16 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             problem = f"character {error.start} is a lone surrogate ({text[error.start]!a}), which is not valid Unicode"
             raise InvalidRequest([FieldViolation(field, problem)]) from error
-        if len(text) <= MAX_CHARS_AT_ONCE:
-            return self._backend.encode(text, add_special_tokens=add_bos).ids
-        # `encode` keeps other threads from running until it is done; a batch of one does not, but wakes threads first
-        return self._backend.encode_batch_fast([text], add_special_tokens=add_bos)[0].ids
+        try:
+            if len(text) <= MAX_CHARS_AT_ONCE:
+                return self._backend.encode(text, add_special_tokens=add_bos).ids
+            # `encode` keeps other threads from running until it is done; a batch of one does not, but wakes threads
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_bos)[0].ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of any class: the library panics where a file is odd
+            problem = f"the model's tokenizer cannot read it ({error})"
+            raise InvalidRequest([FieldViolation(field, problem)]) from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Ids past the vocabulary stand for nothing."""
@@ -185,8 +193,14 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         raise ModelError(f"{path}: no such file; a model folder needs the tokenizer in this form")
     try:
-        return tokenizers.Tokenizer.from_buffer(path.read_bytes())
-    except (ValueError, OSError) as error:
+        backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        backend.no_truncation()  # as transformers does: else a file of a training run cuts or fills every prompt
+        backend.no_padding()
+        backend.encode(_PROBE)
+        return backend
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # of any class: the library panics over some files
         raise ModelError(f"{path}: not a tokenizer ({error})") from error
 
 

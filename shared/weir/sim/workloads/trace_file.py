@@ -119,7 +119,7 @@ def json_records(path: Path) -> Iterator[Record]:
                 continue
             try:
                 fields = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TraceError(path, line, "", f"is not JSON: {error}") from error
             if not isinstance(fields, dict):
                 raise TraceError(path, line, "", f"{_shown(fields)} is not a JSON object")

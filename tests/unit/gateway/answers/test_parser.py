@@ -77,6 +77,16 @@ def test_cuts_anywhere_change_nothing(answer: Answer) -> None:
         assert parse_answer(answer, cut(answer.text, places)) == answer.events, places
 
 
+def test_space_behind_reasoning_is_dropped_though_a_marker_seems_to_begin_behind_it() -> None:
+    for text in ("</think> <", "</think>\n<tool", "</think> <tool_call>{} <"):
+        whole, in_parts = (
+            parse(new_parser(AnswerFormat(THINK, TOOL_FORMATS["hermes"]), starts_in_reasoning=True), parts)
+            for parts in ([text], text)
+        )
+        assert whole == in_parts
+        assert not text_of(whole).startswith((" ", "\n"))
+
+
 @given(text=texts, answer_format=formats, starts_in_reasoning=st.booleans(), seed=st.integers(0, 2**32))
 def test_no_text_whatever_depends_on_its_cuts(
     text: str, answer_format: AnswerFormat, starts_in_reasoning: bool, seed: int

@@ -1,0 +1,1 @@
+"""A file a part of Weir; each has its `TARGETS`."""

@@ -1,0 +1,42 @@
+"""No bytes do worse to a reader than to be refused, in bounded time and memory. The budget here is small, and the
+inputs are the same each time: `make fuzz` looks for new ones, and those that found something are kept in `corpus`."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.all_targets import TARGETS
+from tests.fuzz.target import CORPUS, Check, Target, run_input
+
+
+@pytest.fixture(scope="module", params=list(TARGETS.values()), ids=list(TARGETS))
+def target(request: pytest.FixtureRequest) -> Target:
+    found = request.param
+    assert isinstance(found, Target)
+    return found
+
+
+@pytest.fixture(scope="module")
+def check(target: Target) -> Iterator[Check]:
+    with target.open() as opened:
+        yield opened
+
+
+def test_every_folder_of_the_corpus_is_of_a_target() -> None:
+    assert {folder.name for folder in CORPUS.iterdir()} <= TARGETS.keys()
+
+
+def test_inputs_that_are_kept_do_nothing_worse_than_be_refused(target: Target, check: Check) -> None:
+    for data in target.kept_inputs():
+        run_input(target, check, data)
+
+
+def test_random_inputs_do_nothing_worse_than_be_refused(target: Target, check: Check) -> None:
+    @settings(max_examples=target.ci_examples, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.binary(max_size=min(target.max_bytes, 256)))
+    def run(data: bytes) -> None:
+        run_input(target, check, data)
+
+    run()
