@@ -41,7 +41,12 @@ async def build(context: ServiceContext[GatewayConfig], bodies: BodyBudget) -> G
         models.follow if config.models_file else None,
     )
     process = GatewayProcess(
-        context.process_id, context.tracer, bodies, context.request_shutdown, context.admin.figures
+        context.process_id,
+        context.tracer,
+        bodies,
+        context.request_shutdown,
+        context.admin.figures,
+        dialer=context.dialer,
     )
     component = GatewayComponent(process, GatewaySettings.of(config), loaders)
     servicer = InferenceServicer(lambda: component.gateway.processor, send_timeout_s=config.send_timeout_s)

@@ -17,7 +17,8 @@ _DISTRIBUTIONS = {"sklearn": "scikit-learn", "psycopg": "psycopg[binary]"}
 # None in sys.modules: not installed, for `import` and for `importlib.util.find_spec`.
 _PLAIN = """
 import sys
-for name in ("torch", "triton", "numba", "llvmlite", "matplotlib", "sklearn", "scipy", "joblib", "psycopg"):
+for name in ("torch", "triton", "numba", "llvmlite", "matplotlib", "sklearn", "scipy", "joblib", "psycopg",
+             "cryptography"):
     sys.modules[name] = None
 """
 _EVERY_HELP = """

@@ -195,7 +195,9 @@ def test_the_file_is_named_by_flag_then_environment_then_caller(tmp_path: Path) 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "10.0.0.7:50051", "[::]:0", "worker-3.internal:50051"])
 def test_an_address_that_other_machines_reach_is_for_those_who_say_so(listen: str) -> None:
-    with pytest.raises(ConfigError, match=r"listen .*: other machines reach it, .*; set insecure_listen where"):
+    with pytest.raises(
+        ConfigError, match=r"listen .*: other machines reach it, .* tls_cert, .* set insecure_listen where"
+    ):
         read("--listen", listen)
     assert read("--listen", listen, "--insecure-listen").listen == listen
 

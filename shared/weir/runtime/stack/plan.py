@@ -12,7 +12,7 @@ from typing import Literal
 
 from weir.bus.nats_users import NatsRole
 from weir.bus.server import nats_server_command
-from weir.core.addresses import LOOPBACK, UNIX
+from weir.core.addresses import LOOPBACK, UNIX, check_listen
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.fields import ByteSize, check_range
@@ -23,7 +23,6 @@ from weir.runtime.config import (
     NATS_SCHEMES,
     OTLP_SCHEMES,
     check_instance,
-    check_listen,
     check_load,
     check_url,
     default_runtime_dir,
