@@ -47,6 +47,7 @@ async def build(context: ServiceContext[GatewayConfig], bodies: BodyBudget) -> G
         context.request_shutdown,
         context.admin.figures,
         dialer=context.dialer,
+        http_tls=None if context.tls is None else context.tls.http_context,
     )
     component = GatewayComponent(process, GatewaySettings.of(config), loaders)
     servicer = InferenceServicer(lambda: component.gateway.processor, send_timeout_s=config.send_timeout_s)

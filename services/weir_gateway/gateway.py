@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,7 @@ class GatewayProcess:
     """All that the process says of itself; None: what the gateway in it does."""
     clock: Clock = field(default_factory=SystemClock)
     dialer: Dialer = field(default_factory=PlainDialer)
+    http_tls: ssl.SSLContext | None = None
 
 
 FollowModels = Callable[[ModelDirectory, PrepareModels], Coroutine[Any, Any, None]]
@@ -137,7 +139,8 @@ class Gateway:
         )
         self._feed = self._make_feed(process, access, clock)
         self.console = ConsoleApi(self._feed, self._neighbours, settings.http.streams)
-        self._http = HttpServer(self._frontend.make_app(page, self.console), settings.http, process.request_shutdown)
+        app = self._frontend.make_app(page, self.console)
+        self._http = HttpServer(app, settings.http, process.request_shutdown, process.http_tls)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
 

@@ -1,6 +1,7 @@
 """The certificates of one process: among the stack's, and for clients."""
 
 import asyncio
+import ssl
 from collections.abc import Iterator
 
 import grpc
@@ -10,7 +11,7 @@ from weir.core.tasks import end_tasks
 from weir.rpc.channel import Dialer, PlainDialer
 from weir.rpc.identities import CertifiedIdentity
 from weir.rpc.tls.certificates import Certificate, CertificateError, CertificateFiles
-from weir.rpc.tls.credentials import TlsDialer, server_credentials
+from weir.rpc.tls.credentials import HttpsContext, TlsDialer, server_credentials
 from weir.rpc.tls.watch import CertificateWatch
 from weir.runtime.config import ServiceConfig
 
@@ -67,6 +68,11 @@ class ProcessTls:
             return None
         watch = self.public if self._config.is_public else self.own
         return None if watch is None else server_credentials(watch)
+
+    @property
+    def http_context(self) -> ssl.SSLContext | None:
+        """Of a port for clients by HTTP, asked for once; None: without TLS."""
+        return None if self.public is None else HttpsContext(self.public).outer
 
     def start(self) -> None:
         """Within a running loop."""

@@ -1,4 +1,7 @@
-"""What gRPC makes of certificates: credentials of servers, and the dialer of processes that prove who they are."""
+"""What servers and clients make of certificates: credentials of gRPC, the context of an HTTP server, and the dialer of
+processes that prove who they are."""
+
+import ssl
 
 import grpc
 import grpc.aio
@@ -20,6 +23,25 @@ def server_credentials(watch: CertificateWatch) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         _configuration(watch.current), fetch, require_client_authentication=asks_callers
     )
+
+
+class HttpsContext:
+    """`outer` is for a server's whole life: each handshake goes on with a context of the certificate that is current
+    then. A context that got one certificate after another would keep those of other kinds of keys."""
+
+    def __init__(self, watch: CertificateWatch) -> None:
+        self.outer = _server_context(watch.current)
+        self._current = self.outer
+        self.outer.sni_callback = self._choose
+        watch.on_change(self._change)
+
+    def _change(self, certificate: Certificate) -> None:
+        self._current = _server_context(certificate)
+
+    def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
+        """OpenSSL calls it whether or not the client names a host."""
+        del name, context
+        connection.context = self._current
 
 
 class TlsDialer:
@@ -44,6 +66,14 @@ class TlsDialer:
 
     async def is_refused(self, address: str, timeout_s: float) -> bool:
         return await is_refused(address, timeout_s)
+
+
+def _server_context(certificate: Certificate) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    certificate.use_in(context)
+    return context
 
 
 def client_credentials(certificate: Certificate) -> grpc.ChannelCredentials:
