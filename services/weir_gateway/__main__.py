@@ -35,6 +35,7 @@ async def build(context: ServiceContext[GatewayConfig], bodies: BodyBudget) -> G
             name=context.process_id,
             timeout_s=_CONNECT_TIMEOUT_S,
             seed_file=config.nats_seed_file,
+            ca_file=config.nats_ca_file,
         ),
         models.load,
         partial(load_lengths, config),

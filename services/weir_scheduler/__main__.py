@@ -28,6 +28,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
             name=context.process_id,
             timeout_s=_CONNECT_TIMEOUT_S,
             seed_file=config.nats_seed_file,
+            ca_file=config.nats_ca_file,
         )
 
     settings = SchedulerSettings(

@@ -32,7 +32,12 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
 
     async def connect() -> Bus:
         config = context.config
-        return await NatsBus.connect(config.nats_url, name=context.process_id, seed_file=config.nats_seed_file)
+        return await NatsBus.connect(
+            config.nats_url,
+            name=context.process_id,
+            seed_file=config.nats_seed_file,
+            ca_file=config.nats_ca_file,
+        )
 
     def make_publisher(index: PrefixIndex) -> PrefixEventPublisher:
         incarnation = arena.segment.begin_incarnation()

@@ -142,6 +142,7 @@ class Cluster:
     ) -> None:
         self.instance = f"t{uuid4().hex[:8]}"
         self.grpc_port = free_port()
+        self.http_port = free_port()
         self.nats_port = free_port()
         self.schedulers: list[Served] = []
         self.hosts: list[Host] = []
@@ -164,7 +165,7 @@ class Cluster:
         self.nats = self._run("nats", nats_server_command(self.nats_port, self._folder / "nats"))
         for index in range(self._num_schedulers):
             self.schedulers.append(self.serve("scheduler", index=index))
-        ports = ("--listen", self.grpc_address, "--http-port", "0")
+        ports = ("--listen", self.grpc_address, "--http-port", str(self.http_port))
         self.gateway = self.serve("gateway", *ports)
         for process in (*self.schedulers, self.gateway):
             process.wait_ready()

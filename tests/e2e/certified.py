@@ -1,6 +1,6 @@
 """Certificates of an authority of the tests, and channels that are made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import grpc
@@ -21,15 +21,28 @@ ROLES: dict[str, CertifiedRole] = {
 
 
 class Lab:
-    """An authority in `folder`, whose certificates are one a role and instance unless asked for more."""
+    """An authority in `folder`, whose certificates are one a role and instance unless asked for more. `ca` is the file
+    that everybody trusts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_authority(folder)
+        self.ca = folder / "trusted.pem"
+        self.ca.write_bytes(make_authority(folder).cert.read_bytes())
 
-    @property
-    def ca(self) -> Path:
-        return authority_pair(self.folder).cert
+    def renew(self, instance: str, roles: Iterable[str]) -> None:
+        """Certificates of these roles, and the one for clients."""
+        for role in roles:
+            self.member(role, instance, force=True)
+        self.public(force=True)
+
+    def add_authority(self) -> None:
+        """A new one signs from now on; the old one is trusted beside it until `drop_authorities`."""
+        make_authority(self.folder, force=True)
+        replace_file(self.ca, authority_pair(self.folder).cert.read_bytes() + self.ca.read_bytes())
+
+    def drop_authorities(self) -> None:
+        """All but the newest."""
+        replace_file(self.ca, authority_pair(self.folder).cert.read_bytes())
 
     def member(self, role: str, instance: str, *, name: str = HOST, days: float = _DAYS, force: bool = False) -> Pair:
         folder = self.folder / instance
@@ -66,6 +79,12 @@ class Lab:
         """To a process of this role, as whoever `pair` is; None: as nobody."""
         party: Party = "worker" if role in ("prefill", "decode") else ROLES[role]  # type: ignore[assignment]
         return open_channel(address, dns_name_of(party, instance), self.ca, pair)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    unfinished = path.with_suffix(".new")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
 
 
 def open_channel(address: str, server_name: str, ca: Path, pair: Pair | None) -> grpc.Channel:

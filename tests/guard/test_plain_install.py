@@ -89,6 +89,7 @@ def test_services_clients_and_commands_import_nothing_of_an_extra(tmp_path: Path
         (["bench", "step"], "weir bench step", "torch and numba", "worker"),
         (["bench", "quality", "--text", "x"], "weir bench quality", "torch and numba", "worker"),
         (["bench", "batching", "--lengths", "x"], "weir bench batching", "torch and numba", "worker"),
+        (["certs", "ca", "x"], "weir certs", "cryptography", "certs"),
         (["profile"], "weir profile without --live", "torch and numba", "worker"),
         (["simulate", "--rate", "1", "--plots", "x"], "weir simulate --plots", "matplotlib", "plots"),
         (["bench", "serve", "--sweep-request-rates", "1"], "weir bench serve with a sweep", "matplotlib", "plots"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,9 +71,12 @@ class NatsBus:
         self._last_error = "it does not answer"
 
     @classmethod
-    async def connect(cls, url: str, *, name: str, timeout_s: float = 10.0, seed_file: str = "") -> "NatsBus":
+    async def connect(
+        cls, url: str, *, name: str, timeout_s: float = 10.0, seed_file: str = "", ca_file: str = ""
+    ) -> "NatsBus":
         """Raises BusUnavailable when no server answers in time. `name` is what the server's monitoring shows;
-        `seed_file` has the seed of the NKEY that proves who this is, empty: none does."""
+        `seed_file` has the seed of the NKEY that proves who this is, empty: none does. `ca_file` has the authorities
+        that the server's certificate may be of, for tls:// and nats://; empty: for tls:// those of the system."""
         if seed_file:
             _check_seed(seed_file)
         client = Client()
@@ -81,6 +85,7 @@ class NatsBus:
             servers=[url],
             name=name,
             nkeys_seed=seed_file or None,
+            tls=_tls_context(ca_file) if ca_file else None,
             error_cb=bus._on_error,
             disconnected_cb=bus._on_disconnected,
             reconnected_cb=bus._on_reconnected,
@@ -235,6 +240,15 @@ class NatsBus:
         logger.info("connected to NATS at %s again", self._shown_url)
         for feed in self._feeds:
             feed.mark_stale()
+
+
+def _tls_context(ca_file: str) -> ssl.SSLContext:
+    """Raises BusUnavailable."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise BusUnavailable(f"nats_ca_file {ca_file}: cannot be used ({reason})") from error
 
 
 def _check_seed(seed_file: str) -> None:

@@ -43,6 +43,18 @@ class Pair:
     key: Path
 
 
+@dataclass(frozen=True, slots=True)
+class ShownCertificate:
+    """What a certificate says. Times are seconds since 1970."""
+
+    subject: str
+    issuer: str
+    names: tuple[str, ...]
+    begins_at_s: float
+    expires_at_s: float
+    key: str
+
+
 def authority_pair(folder: Path) -> Pair:
     return Pair(folder / "ca.pem", folder / "ca.key")
 
@@ -76,6 +88,27 @@ def issue_public(
         raise AuthorityError("a certificate for clients needs a host name or address at least")
     stem = f"public-{hosts[0].replace(':', '-')}"
     return _issue(folder, (out or folder) / stem, hosts[0], list(map(_general_name, hosts)), days, force=force)
+
+
+def read_certificate(path: Path) -> ShownCertificate:
+    """Raises AuthorityError, OSError."""
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise AuthorityError(f"{path}: no certificate in PEM ({error})") from error
+    try:
+        named = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        named = x509.SubjectAlternativeName([])
+    key = found.public_key()
+    return ShownCertificate(
+        found.subject.rfc4514_string(),
+        found.issuer.rfc4514_string(),
+        tuple(str(name.value) for name in named),
+        found.not_valid_before_utc.timestamp(),
+        found.not_valid_after_utc.timestamp(),
+        f"EC {key.curve.name}" if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__.strip("_"),
+    )
 
 
 def _issue(

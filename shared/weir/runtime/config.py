@@ -81,6 +81,7 @@ class ServiceConfig:
     advertise_host: str = setting("", "Host that others reach this process by. Empty: the one of `listen`.")
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, nats://[USER:PASSWORD@]HOST:PORT.")
     nats_seed_file: str = setting("", "File with the seed of the NKEY that NATS knows this process by. Empty: none.")
+    nats_ca_file: str = setting("", "File with the authorities of the NATS server's certificate. Empty: the system's.")
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
     otlp_metrics_endpoint: str = setting("", "The same for the figures of GET /metrics. Empty: they are not sent.")
     otlp_metrics_interval_s: float = setting(10.0, "Seconds between two times that they are sent.")

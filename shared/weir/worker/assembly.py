@@ -47,7 +47,11 @@ async def load_worker_model(config: WorkerConfig) -> WorkerModel:
 
     async def connect_bus(name: str) -> Bus:
         return await NatsBus.connect(
-            config.nats_url, name=name, timeout_s=_BUS_CONNECT_TIMEOUT_S, seed_file=config.nats_seed_file
+            config.nats_url,
+            name=name,
+            timeout_s=_BUS_CONNECT_TIMEOUT_S,
+            seed_file=config.nats_seed_file,
+            ca_file=config.nats_ca_file,
         )
 
     return WorkerModel(spec, loading.over, connect_bus)

@@ -1,0 +1,148 @@
+"""Certificates of all processes, and the one that clients see, are replaced while requests run: none is lost."""
+
+import itertools
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from tests.chaos.hosts import Cluster, Served
+from tests.e2e.certified import Lab
+
+from weir.client import GenerateOptions, WeirClient
+from weir.testing.stack import wait_until
+
+pytestmark = pytest.mark.stack
+
+_ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
+_NUM_CLIENTS = 10
+_NUM_TOKENS = 24
+_NUM_RENEWALS = 3
+_SEEN_S = 60.0
+
+
+@pytest.fixture
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("run"), certified=lab) as cluster:
+        cluster.add_host("one")
+        yield cluster
+
+
+class Load:
+    """Clients that ask again and again until `stop`: half of them by HTTP, each request by a new connection."""
+
+    def __init__(self, cluster: Cluster, lab: Lab) -> None:
+        self._cluster = cluster
+        self._lab = lab
+        self._ended = threading.Event()
+        self._pool = ThreadPoolExecutor(_NUM_CLIENTS)
+        self.num_open = 0
+        self.most_open = 0
+        self.outcomes: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        asks = itertools.cycle((self._ask_grpc, self._ask_http))
+        self._clients = [self._pool.submit(self._ask_again, number, next(asks)) for number in range(_NUM_CLIENTS)]
+
+    def stop(self) -> None:
+        self._ended.set()
+        for client in self._clients:
+            client.result(120)
+        self._pool.shutdown()
+
+    def _ask_again(self, number: int, ask: Callable[[str], int]) -> None:
+        for turn in itertools.count():
+            if self._ended.is_set():
+                return
+            with self._lock:
+                self.num_open += 1
+                self.most_open = max(self.most_open, self.num_open)
+            try:
+                num_tokens = ask(f"Client {number} asks for the {turn}. time: the sky is")
+                outcome = "whole" if num_tokens == _NUM_TOKENS else f"{num_tokens} tokens"
+            except Exception as error:  # noqa: BLE001 - it is the outcome
+                outcome = f"{type(error).__name__}: {error}"
+            with self._lock:
+                self.num_open -= 1
+                self.outcomes[outcome] += 1
+
+    def _ask_grpc(self, prompt: str) -> int:
+        with WeirClient(self._cluster.grpc_address, ca=str(self._lab.ca), timeout_s=100) as client:
+            chunks = client.generate(prompt, GenerateOptions(max_tokens=_NUM_TOKENS, ignore_eos=True))
+            return sum(len(chunk.token_ids) for chunk in chunks)
+
+    def _ask_http(self, prompt: str) -> int:
+        context = ssl.create_default_context(cafile=str(self._lab.ca))
+        body = {"prompt": prompt, "max_tokens": _NUM_TOKENS, "ignore_eos": True}
+        url = f"https://localhost:{self._cluster.http_port}/v1/completions"
+        answer = httpx.post(url, json=body, verify=context, timeout=100)
+        return int(answer.json()["usage"]["completion_tokens"])
+
+
+def test_no_request_is_lost_while_certificates_and_authorities_change(cluster: Cluster, lab: Lab) -> None:
+    by_tcp = [cluster.gateway, *cluster.schedulers, *cluster.hosts[0].workers]
+    load = Load(cluster, lab)
+    try:
+        for _ in range(_NUM_RENEWALS):
+            lab.renew(cluster.instance, _ROLES)
+            wait_taken(by_tcp)
+        tear(lab, cluster)
+        lab.add_authority()
+        wait_taken(by_tcp, public=False)
+        lab.renew(cluster.instance, _ROLES)
+        wait_taken(by_tcp)
+        lab.drop_authorities()
+        wait_taken(by_tcp, public=False)
+        seen = load.outcomes["whole"]
+        wait_until(lambda: load.outcomes["whole"] >= seen + _NUM_CLIENTS, timeout_s=_SEEN_S, what="requests still end")
+    finally:
+        load.stop()
+    assert set(load.outcomes) == {"whole"}, load.outcomes
+    assert load.outcomes["whole"] > 5 * _NUM_CLIENTS
+    assert load.most_open >= 8
+    metrics = cluster.gateway.metrics()
+    assert metrics["certificate_refusals_total_tls"] == 1
+    assert metrics["certificate_refusals_total_public_tls"] == 1
+    assert cluster.integrity_errors() == []
+
+
+def tear(lab: Lab, cluster: Cluster) -> None:
+    """Keys that are half written, and then whole again: nobody uses the halves, and each process says so once."""
+    pairs = [lab.member("gateway", cluster.instance), lab.public()]
+    whole = [pair.key.read_bytes() for pair in pairs]
+    for pair, key in zip(pairs, whole, strict=True):
+        pair.key.write_bytes(key[: len(key) // 2])
+    wait_until(lambda: refusals(cluster.gateway) == 2, timeout_s=_SEEN_S, what="the gateway refuses the halves")
+    for pair, key in zip(pairs, whole, strict=True):
+        pair.key.write_bytes(key)
+
+
+def refusals(process: Served) -> float:
+    metrics = process.metrics()
+    return metrics["certificate_refusals_total_tls"] + metrics["certificate_refusals_total_public_tls"]
+
+
+_taken: dict[str, float] = {}
+
+
+def wait_taken(processes: list[Served], *, public: bool = True) -> None:
+    """Until each has taken one more certificate than at the last call."""
+    names = {process.name: ["certificate_changes_total_tls"] for process in processes}
+    if public:
+        names["gateway-0"].append("certificate_changes_total_public_tls")
+    for process in processes:
+        for name in names[process.name]:
+            key = f"{process.name} {name}"
+            expected = _taken[key] = _taken.get(key, 0.0) + 1
+
+            def has_taken(process: Served = process, name: str = name, expected: float = expected) -> bool:
+                return process.metrics()[name] >= expected
+
+            wait_until(has_taken, timeout_s=_SEEN_S, what=f"{key} is {expected}")
