@@ -14,10 +14,17 @@ from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, GenerateOptions, Too
 from weir.client.chats import ToolMode
 from weir.core.credentials import key_metadata
 from weir.core.grammar import Grammar
+from weir.rpc.tls.certificates import CertificateError
 
 Address = Annotated[
-    str, typer.Option(help="The gateway's gRPC port, HOST:PORT.", envvar="WEIR_ADDRESS", show_default=True)
+    str,
+    typer.Option(
+        help="The gateway's gRPC port, HOST:PORT; with TLS by a public authority https://HOST:PORT.",
+        envvar="WEIR_ADDRESS",
+        show_default=True,
+    ),
 ]
+Ca = Annotated[str, typer.Option(help="File with the authorities of the gateway's certificate: TLS.", envvar="WEIR_CA")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; range [0, 2].")]
 TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability; (0, 1].")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
@@ -108,13 +115,21 @@ class Reach(NamedTuple):
     address: str
     timeout_s: float = DEFAULT_TIMEOUT_S
     api_key: str = ""
+    ca: str = ""
 
     def client(self) -> WeirClient:
-        return WeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key)
+        """Ends the command on a file `ca` that cannot be used."""
+        try:
+            return WeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key, ca=self.ca)
+        except CertificateError as error:
+            fail(f"--{error.message}", code=EXIT_USAGE)
 
     def async_client(self) -> AsyncWeirClient:
-        """Within a running loop."""
-        return AsyncWeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key)
+        """Within a running loop. As `client`."""
+        try:
+            return AsyncWeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key, ca=self.ca)
+        except CertificateError as error:
+            fail(f"--{error.message}", code=EXIT_USAGE)
 
 
 def generate_options(arguments: Mapping[str, Any]) -> GenerateOptions:

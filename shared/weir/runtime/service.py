@@ -313,6 +313,7 @@ class _Service(Generic[_ConfigT]):
             "role": self._role,
             "process_id": self._process_id,
             "notes": self._notes,
+            **self._tls.told,
         }
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
         unfinished.write_text(json.dumps(fields))

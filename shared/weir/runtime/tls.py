@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 
@@ -73,6 +74,14 @@ class ProcessTls:
     def http_context(self) -> ssl.SSLContext | None:
         """Of a port for clients by HTTP, asked for once; None: without TLS."""
         return None if self.public is None else HttpsContext(self.public).outer
+
+    @property
+    def told(self) -> dict[str, str]:
+        """For those of this host who ask its gRPC port: the file of its certificate and a name in it."""
+        if self.public is None:
+            return {}
+        names = (*self.public.current.dns_names, *self.public.current.addresses)
+        return {"tls_cert": str(Path(self._config.public_tls[0]).absolute()), "tls_name": next(iter(names), "")}
 
     def start(self) -> None:
         """Within a running loop."""

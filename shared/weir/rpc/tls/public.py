@@ -1,5 +1,6 @@
 """How clients reach a gateway: with TLS where an authority's file or https:// says so."""
 
+import ssl
 from pathlib import Path
 
 import grpc
@@ -27,6 +28,24 @@ def public_target(address: str, ca: str) -> tuple[str, grpc.ChannelCredentials |
     if b"-----BEGIN CERTIFICATE-----" not in authorities:  # gRPC would say no more than that it cannot connect
         raise CertificateError(f"ca {ca}: no certificate in PEM is in it")
     return target, grpc.ssl_channel_credentials(authorities)
+
+
+def https_context(ca: str) -> ssl.SSLContext | bool:
+    """What httpx verifies servers by: `ca`, else the authorities that it brings. Raises CertificateError."""
+    if not ca:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise CertificateError(f"ca {ca}: cannot be used ({error.strerror or error})") from error
+
+
+def make_pinned_channel(address: str, cert: str, server_name: str) -> grpc.aio.Channel:
+    """To a server of this host whose certificate lies in the file `cert`: nobody need have signed it. Raises
+    CertificateError."""
+    target, credentials = public_target(address, cert)
+    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name)]
+    return grpc.aio.secure_channel(target, credentials or grpc.ssl_channel_credentials(), options=options)
 
 
 def make_public_channel(address: str, ca: str) -> grpc.aio.Channel:
