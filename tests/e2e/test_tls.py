@@ -1,7 +1,10 @@
 """Processes that meet by TCP and prove who they are: who is let in, who is not, and with what he is told."""
 
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -161,6 +164,30 @@ def test_operators_ask_the_scheduler_with_their_certificate_alone(cluster: Clust
                 found[role] = error.code()
     denied = grpc.StatusCode.PERMISSION_DENIED
     assert found == {"operator": grpc.StatusCode.OK, "gateway": denied, "decode": denied}
+
+
+def test_operators_commands_take_their_certificate_from_the_environment(cluster: Cluster, lab: Lab) -> None:
+    pair = lab.member("operator", cluster.instance)
+    own = {"WEIR_TLS_CERT": str(pair.cert), "WEIR_TLS_KEY": str(pair.key), "WEIR_TLS_CA": str(lab.ca)}
+    command = [sys.executable, "-m", "weir.cli.main", "limits", "show", "--scheduler", cluster.schedulers[0].address]
+    codes = [
+        subprocess.run(command, env={**os.environ, **environ}, capture_output=True, timeout=60, check=False).returncode
+        for environ in (own, {}, {"WEIR_TLS_CERT": str(pair.cert)})
+    ]
+    assert codes == [0, 1, 2]
+
+
+def test_the_probe_of_containers_asks_as_the_process_itself(cluster: Cluster, lab: Lab, worker: Served) -> None:
+    probe = [sys.executable, "compose/healthcheck.py"]
+    pair, public = lab.member("decode", cluster.instance), lab.public()
+    own = {"WEIR_TLS_CERT": str(pair.cert), "WEIR_TLS_KEY": str(pair.key), "WEIR_TLS_CA": str(lab.ca)}
+    front = {"WEIR_PUBLIC_TLS_CERT": str(public.cert), "WEIR_PUBLIC_TLS_KEY": str(public.key)}
+    asked = [(worker.address, "weir.v1.Worker", own), (cluster.grpc_address, "weir.v1.Inference", own | front)]
+    for address, service, environ in asked:
+        command = [*probe, address, service]
+        done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 1
 
 
 def test_how_long_certificates_last_is_a_figure_of_each_process(cluster: Cluster, worker: Served) -> None:

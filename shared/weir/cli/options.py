@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, GenerateOptions, Too
 from weir.client.chats import ToolMode
 from weir.core.credentials import key_metadata
 from weir.core.grammar import Grammar
-from weir.rpc.tls.certificates import CertificateError
+from weir.rpc.tls.certificates import Certificate, CertificateError, CertificateFiles
 
 Address = Annotated[
     str,
@@ -107,6 +108,23 @@ RuntimeDir = Annotated[
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 _MODES: tuple[ToolMode, ...] = get_args(ToolMode)
+
+
+def operator_certificate() -> Certificate | None:
+    """Of the environment, as processes have theirs: for commands that ask schedulers of other hosts. Ends the command
+    on one that cannot be used."""
+    paths = [os.environ.get(f"WEIR_TLS_{part}", "") for part in ("CERT", "KEY", "CA")]
+    if not any(paths):
+        return None
+    if not all(paths):
+        fail("WEIR_TLS_CERT, WEIR_TLS_KEY and WEIR_TLS_CA: give all three, or none", code=EXIT_USAGE)
+    try:
+        found = CertificateFiles(*paths).load()
+    except CertificateError as error:
+        fail(error.message, code=EXIT_USAGE)
+    if found.identity is None:
+        fail(f"WEIR_TLS_CERT {paths[0]}: names no process or operator of Weir", code=EXIT_USAGE)
+    return found
 
 
 class Reach(NamedTuple):
