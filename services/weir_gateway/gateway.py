@@ -139,8 +139,7 @@ class Gateway:
         )
         self._feed = self._make_feed(process, access, clock)
         self.console = ConsoleApi(self._feed, self._neighbours, settings.http.streams)
-        app = self._frontend.make_app(page, self.console)
-        self._http = HttpServer(app, settings.http, process.request_shutdown, process.http_tls)
+        self._http = self._make_http(process, page)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
 
@@ -208,6 +207,10 @@ class Gateway:
         return HttpFrontend(
             self.processor, settings, lambda: self._is_ready, bodies, self._responses, self._jobs, quotas
         )
+
+    def _make_http(self, process: GatewayProcess, page: MetricsPage) -> HttpServer:
+        app = self._frontend.make_app(page, self.console)
+        return HttpServer(app, self._settings.http, process.request_shutdown, process.http_tls)
 
     def _make_feed(self, process: GatewayProcess, access: AccessControl, clock: Clock) -> StackFeed:
         describe, max_watchers = process.figures or self._figures, self._settings.max_console_watchers

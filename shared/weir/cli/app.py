@@ -23,12 +23,12 @@ from weir.cli import (
     scheduling,
     simulate,
     status,
-    top,
     trace,
     train_predictor,
     up,
     workers,
 )
+from weir.cli.top import command as top
 from weir.runtime.extras import DISTRIBUTION
 
 # What follows the role is not for this program: not even --help.

@@ -33,7 +33,7 @@ def top(
     weir top --gateway http://10.0.0.7:8000 --interval-s 2
     """
     url, key = _find_gateway(gateway, admin_key, instance, grpc_port, runtime_dir)
-    from weir.cli.top_app import TopApp  # textual takes a while to load, and no other command needs it
+    from weir.cli.top.app import TopApp  # textual takes a while to load, and no other command needs it
     from weir.client.stack import StackClient
 
     try:
