@@ -52,7 +52,7 @@ class Ends:
     def __init__(self, watch: CertificateWatch | None) -> None:
         self._dialer: Dialer = PlainDialer() if watch is None else TlsDialer(watch, _INSTANCE)
         self._server = make_server()
-        handlers = {
+        handlers: dict[str, Any] = {
             "Take": grpc.stream_unary_rpc_method_handler(self._take),
             "Ask": grpc.unary_unary_rpc_method_handler(self._ask),
         }

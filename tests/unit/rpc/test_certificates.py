@@ -144,7 +144,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
     """The certificate that the client sees."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
-    done = set()
+    done = set[ssl.SSLObject]()
     while len(done) < 2:
         for end in ends:
             try:
