@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _RECONNECT_WAIT_S = 0.25
 _FLUSH_TIMEOUT_S = 2
+_TLS = "tls://"
 _PING_INTERVAL_S = 2
 """With two pings outstanding, a server that hangs without closing its socket is known after about 6 s."""
 
@@ -60,6 +62,16 @@ class NatsSubscription:
         await self._unsubscribe(self._subscription)
 
 
+class _TlsClient(Client):
+    """Says nothing to a server that offers no TLS, where the library would go on without: whoever stands between could
+    leave the offer out."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and not info.get("tls_required"):
+            raise nats.errors.Error("the server offers no TLS")
+        await super()._process_info(info, initial_connection=initial_connection)
+
+
 class NatsBus:
     """A connection that comes back by itself for ever; made with `connect`."""
 
@@ -79,7 +91,7 @@ class NatsBus:
         that the server's certificate may be of, for tls:// and nats://; empty: for tls:// those of the system."""
         if seed_file:
             _check_seed(seed_file)
-        client = Client()
+        client = _TlsClient() if ca_file or url.startswith(_TLS) else Client()
         bus = cls(client, url)
         connecting = client.connect(
             servers=[url],

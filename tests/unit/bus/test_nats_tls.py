@@ -3,6 +3,7 @@
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,14 @@ def server(tmp_path: Path) -> Iterator[int]:
     public = issue_public(tmp_path, ("localhost",))
     config = tmp_path / "nats.conf"
     config.write_text(f'tls {{ cert_file: "{public.cert}", key_file: "{public.key}" }}\n')
+    with running(tmp_path, config) as port:
+        yield port
+
+
+@contextmanager
+def running(folder: Path, config: Path | None) -> Iterator[int]:
     port = free_port()
-    command = nats_server_command(port, tmp_path / "store", config_file=config)
+    command = nats_server_command(port, folder / "store", config_file=config)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         ends_at_s = time.monotonic() + 20
         while is_port_free("127.0.0.1", port) and time.monotonic() < ends_at_s:
@@ -44,6 +51,14 @@ async def test_a_server_of_another_authority_is_not_believed(server: int, tmp_pa
     other = str(authority_pair(tmp_path / "other").cert)
     with pytest.raises(BusUnavailable, match=rf"no connection to a NATS server at tls://localhost:{server}"):
         await NatsBus.connect(f"tls://localhost:{server}", name="a test", timeout_s=1.5, ca_file=other)
+
+
+@pytest.mark.parametrize("scheme", ["tls", "nats"])
+async def test_a_server_without_tls_is_told_nothing_where_tls_is_asked_for(tmp_path: Path, scheme: str) -> None:
+    make_authority(tmp_path)
+    ca_file = str(authority_pair(tmp_path).cert)
+    with running(tmp_path, None) as port, pytest.raises(BusUnavailable, match="the server offers no TLS"):
+        await NatsBus.connect(f"{scheme}://localhost:{port}", name="a test", timeout_s=1.5, ca_file=ca_file)
 
 
 async def test_a_file_that_is_no_authority_is_named(tmp_path: Path) -> None:
