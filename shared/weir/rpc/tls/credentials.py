@@ -15,13 +15,21 @@ from weir.rpc.tls.watch import CertificateWatch
 
 def server_credentials(watch: CertificateWatch) -> grpc.ServerCredentials:
     """New handshakes have what is current then; callers are asked for theirs where there are authorities to tell."""
-    asks_callers = bool(watch.current.ca_pem)
+    served = watch.current
 
-    def fetch() -> grpc.ServerCertificateConfiguration:
-        return _configuration(watch.current)
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """In a thread of gRPC's, at each handshake. None: what it has is current; it makes anew what it is given."""
+        nonlocal served
+        current = watch.current
+        if current is served:
+            return None
+        served = current
+        return _configuration(current)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(watch.current), fetch, require_client_authentication=asks_callers
+        _configuration(served),
+        fetch,  # type: ignore[arg-type]  # None is what its documentation says; the stub does not
+        require_client_authentication=bool(served.ca_pem),
     )
 
 
