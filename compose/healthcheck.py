@@ -3,9 +3,11 @@
 Usage: healthcheck.py ADDRESS [SERVICE]
 
 ADDRESS is HOST:PORT or unix:/PATH. A process reports each of its gRPC services as SERVING once it is warmed up and
-NOT_SERVING when it drains; without SERVICE the question is only whether the process is alive.
+NOT_SERVING when it drains; without SERVICE the question is only whether the process is alive. Where the process has a
+certificate, by the same variables of the environment (WEIR_PUBLIC_TLS_CERT before WEIR_TLS_CERT), so has this.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -15,9 +17,26 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 TIMEOUT_S = 3.0
 
 
+def open_channel(address: str) -> grpc.Channel:
+    """To the process in this container: it is known by its certificate's file, whoever signed it."""
+    setting = next((name for name in ("PUBLIC_TLS", "TLS") if os.environ.get(f"WEIR_{name}_CERT")), "")
+    if address.startswith("unix:") or not setting:
+        return grpc.insecure_channel(address)
+    from weir.rpc.tls.certificates import CertificateFiles  # noqa: PLC0415 - no other probe needs it
+
+    paths = [os.environ.get(f"WEIR_{setting}_{part}", "") for part in ("CERT", "KEY", "CA")]
+    found = CertificateFiles(*paths, setting=setting.lower()).load()
+    if setting == "TLS":
+        credentials = grpc.ssl_channel_credentials(found.ca_pem, found.key_pem, found.chain_pem)
+    else:
+        credentials = grpc.ssl_channel_credentials(found.chain_pem)
+    name = [*found.dns_names, *found.addresses][0]
+    return grpc.secure_channel(address, credentials, options=[("grpc.ssl_target_name_override", name)])
+
+
 def probe(address: str, service: str) -> tuple[bool, str]:
     """Whether `service` is SERVING at `address`, and what was said."""
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs know no methods
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)

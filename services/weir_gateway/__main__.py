@@ -37,13 +37,20 @@ async def build(context: ServiceContext[GatewayConfig], bodies: BodyBudget) -> G
             timeout_s=_CONNECT_TIMEOUT_S,
             seed_file=config.nats_seed_file,
             inbox=Subjects(config.instance).inbox("gateway"),
+            ca_file=config.nats_ca_file,
         ),
         models.load,
         partial(load_lengths, config),
         models.follow if config.models_file else None,
     )
     process = GatewayProcess(
-        context.process_id, context.tracer, bodies, context.request_shutdown, context.admin.figures
+        context.process_id,
+        context.tracer,
+        bodies,
+        context.request_shutdown,
+        context.admin.figures,
+        dialer=context.dialer,
+        http_tls=None if context.tls is None else context.tls.http_context,
     )
     component = GatewayComponent(process, GatewaySettings.of(config), loaders)
     servicer = InferenceServicer(lambda: component.gateway.processor, send_timeout_s=config.send_timeout_s)

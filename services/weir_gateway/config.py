@@ -6,7 +6,7 @@ from typing import Literal
 
 from weir.core.fields import ByteSize, check_range
 from weir.rpc.channel import MAX_MESSAGE_BYTES
-from weir.runtime.config import ServiceConfig, setting
+from weir.runtime.config import ServiceConfig, check_together, setting
 from weir.runtime.stack.models import (
     CHAT_TEMPLATE_HELP,
     REASONING_FORMAT_HELP,
@@ -38,6 +38,12 @@ class GatewayConfig(ServiceConfig):
     listen: str = setting("127.0.0.1:50051", "Address of the gRPC server: HOST:PORT (port 0: any free one).")
     http_host: str = setting("127.0.0.1", "Address that the HTTP server listens on.")
     http_port: int = setting(8000, "Port of the HTTP server; 0: any free one.")
+    public_tls_cert: str = setting(
+        "",
+        "File with the certificate of the gRPC and the HTTP port, and those between it and its authority. Empty: no "
+        "TLS.",
+    )
+    public_tls_key: str = setting("", "File with its key.")
     models_file: str = setting(
         "", "TOML file of [models.NAME] tables, followed while it changes: serve these. Empty: the setting model."
     )
@@ -138,6 +144,7 @@ class GatewayConfig(ServiceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "http_port", 0, 65535)
+        check_together(self, "public_tls_cert", "public_tls_key")
         if not self.http_host:
             raise ValueError("http_host is empty: name an address, such as 127.0.0.1")
         check_range(self, "max_requests", 1, _MAX_REQUESTS)
@@ -221,6 +228,10 @@ class GatewayConfig(ServiceConfig):
     @property
     def is_public(self) -> bool:
         return True
+
+    @property
+    def public_tls(self) -> tuple[str, str]:
+        return self.public_tls_cert, self.public_tls_key
 
     @property
     def num_descriptors(self) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,7 @@ class GatewayProcess:
     """All that the process says of itself; None: what the gateway in it does."""
     clock: Clock = field(default_factory=SystemClock)
     dialer: Dialer = field(default_factory=PlainDialer)
+    http_tls: ssl.SSLContext | None = None
 
 
 FollowModels = Callable[[ModelDirectory, PrepareModels], Coroutine[Any, Any, None]]
@@ -134,7 +136,7 @@ class Gateway:
         )
         self._feed = self._make_feed(process, access, clock)
         self.console = ConsoleApi(self._feed, self._neighbours, settings.http.streams)
-        self._http = HttpServer(self._frontend.make_app(page, self.console), settings.http, process.request_shutdown)
+        self._http = self._make_http(process, page)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
 
@@ -208,6 +210,10 @@ class Gateway:
         return HttpFrontend(
             self.processor, settings, lambda: self._is_ready, bodies, self._responses, self._jobs, quotas
         )
+
+    def _make_http(self, process: GatewayProcess, page: MetricsPage) -> HttpServer:
+        app = self._frontend.make_app(page, self.console)
+        return HttpServer(app, self._settings.http, process.request_shutdown, process.http_tls)
 
     def _make_feed(self, process: GatewayProcess, access: AccessControl, clock: Clock) -> StackFeed:
         describe, max_watchers = process.figures or self._figures, self._settings.max_console_watchers

@@ -2,14 +2,12 @@
 
 import os
 import sys
-from pathlib import Path
 
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.rpc.access import Callers
-from weir.runtime.change_log import ChangeLog
 from weir.runtime.config import load_config
 from weir.runtime.process_tuning import short_collections
 from weir.runtime.service import ServiceContext, run_service
@@ -32,6 +30,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
             timeout_s=_CONNECT_TIMEOUT_S,
             seed_file=config.nats_seed_file,
             inbox=Subjects(config.instance).inbox("scheduler"),
+            ca_file=config.nats_ca_file,
         )
 
     settings = SchedulerSettings(
@@ -44,7 +43,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
         tracer=context.tracer,
         clock=SystemClock(),
         request_shutdown=context.request_shutdown,
-        changes=ChangeLog(Path(config.changes_file) if config.changes_file else None, context.process_id),
+        changes=context.changes,
     )
     gate = OperatorGate(component.leader_admins, component.changes)
     context.access.answer(Callers.OPERATOR, gate.check)

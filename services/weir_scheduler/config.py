@@ -1,6 +1,7 @@
 """Settings of the scheduler."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from weir.core.fields import check_range
@@ -49,6 +50,10 @@ class SchedulerConfig(ServiceConfig):
     gather_s: float = setting(1.0, "Seconds after start in which gateways and workers report what there is.")
 
     limits: CoreLimits = field(init=False, repr=False)
+
+    @property
+    def changes_path(self) -> Path | None:
+        return Path(self.changes_file) if self.changes_file else None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,6 +37,7 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
             name=context.process_id,
             seed_file=config.nats_seed_file,
             inbox=subjects.inbox("transfer"),
+            ca_file=config.nats_ca_file,
         )
 
     def make_publisher(index: PrefixIndex) -> PrefixEventPublisher:

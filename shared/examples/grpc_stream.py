@@ -1,16 +1,23 @@
-"""A stream over the raw gRPC stubs: python grpc_stream.py [HOST:PORT]
+"""A stream over the raw gRPC stubs: python grpc_stream.py [HOST:PORT [FILE of the gateway's authority: TLS]]
 
 The stubs of other languages come from proto/weir/v1. In Python `weir.client` has all of this behind plain dataclasses.
 """
 
 import sys
+from pathlib import Path
 
 import grpc
 
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 
-def main(address: str) -> int:
+def open_channel(address: str, ca: str) -> grpc.Channel:
+    if not ca:
+        return grpc.insecure_channel(address)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(Path(ca).read_bytes()))
+
+
+def main(address: str, ca: str = "") -> int:
     request = inference_pb2.GenerateRequest(
         text="The capital of France is",
         options=inference_pb2.RequestOptions(
@@ -18,7 +25,7 @@ def main(address: str) -> int:
             stop_conditions=inference_pb2.StopConditions(max_tokens=24),
         ),
     )
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, ca) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         try:
             for response in stub.Generate(request, timeout=60):

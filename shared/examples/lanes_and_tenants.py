@@ -3,6 +3,7 @@
 For a stack whose scheduler follows that file: weir up --limits-file LIMITS.toml
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -40,7 +41,7 @@ api_key_digests = ["{key_digest(REPORTS_KEY).hex()}"]
 
 def ask(address: str, api_key: str, lane: str = "") -> str:
     options = GenerateOptions(lane=lane, temperature=0, max_tokens=4)
-    with WeirClient(address, api_key=api_key, timeout_s=60) as client:
+    with WeirClient(address, api_key=api_key, timeout_s=60, ca=os.environ.get("WEIR_CA", "")) as client:
         return "".join(chunk.text for chunk in client.generate("The capital of France is", options))
 
 

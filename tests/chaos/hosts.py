@@ -1,37 +1,53 @@
 """Several hosts of one instance on this machine: each has a runtime folder, an arena and workers of its own, and all
 share one NATS, scheduler and gateway, as `weir serve` runs them."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from types import TracebackType
+from typing import Protocol
 from uuid import uuid4
 
 import grpc
 
 from weir.bus.server import nats_server_command
 from weir.core.addresses import free_port
+from weir.runtime.config import ROLES
 from weir.testing.stack import DESCRIBE_TIMEOUT_S, START_TIMEOUT_S, wait_until
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 _END_TIMEOUT_S = 30.0
 _MIB = 1 << 20
 _ARENA_BYTES = 512 * _MIB
+OpenChannel = Callable[[str, str], grpc.Channel]
+"""To the address of a process of this role."""
 _LEASE = ("--lease-ttl-ms", "8000")
 """Nobody starts a worker again that was killed for its silence on a busy machine."""
+
+
+class Certified(Protocol):
+    """What makes the processes of a cluster prove who they are."""
+
+    def flags(self, role: str, instance: str) -> Sequence[str]: ...
+
+    def open(self, address: str, role: str) -> grpc.Channel: ...
 
 
 class Served:
     """One process of `weir serve`, ready once it has written its ready file."""
 
-    def __init__(self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str], open_channel: OpenChannel
+    ) -> None:
         self.name = name
+        self._open_channel = open_channel
         self._log_path = folder / f"{name}.log"
         self._ready_file = folder / f"{name}.ready.json"
         is_service = command[0] == sys.executable
@@ -63,9 +79,14 @@ class Served:
     def metrics(self) -> dict[str, float]:
         return dict(self.describe().metrics)
 
+    @property
+    def address(self) -> str:
+        """Of one that is ready."""
+        return str(json.loads(self._ready_file.read_text())["address"])
+
     def describe(self) -> admin_pb2.DescribeResponse:
-        address = json.loads(self._ready_file.read_text())["address"]
-        with grpc.insecure_channel(address) as channel:
+        role = next(role for role in ROLES if role in self.name)
+        with contextlib.closing(self._open_channel(self.address, role)) as channel:
             return admin_pb2_grpc.AdminStub(channel).Describe(admin_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
 
     def send(self, number: signal.Signals) -> None:
@@ -111,13 +132,22 @@ class Host:
 class Cluster:
     """NATS, `num_schedulers` schedulers and one gateway; hosts are added and go. Ends all that it has started."""
 
-    def __init__(self, folder: Path, *, num_schedulers: int = 1, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_schedulers: int = 1,
+        environ: Mapping[str, str] | None = None,
+        certified: Certified | None = None,
+    ) -> None:
         self.instance = f"t{uuid4().hex[:8]}"
         self.grpc_port = free_port()
+        self.http_port = free_port()
         self.nats_port = free_port()
         self.schedulers: list[Served] = []
         self.hosts: list[Host] = []
         self._num_schedulers = num_schedulers
+        self._certified = certified
         self._folder = folder
         self._environ = {**os.environ, **(environ or {})}
         self._arena_folder = Path(mkdtemp(prefix=f"weir-{self.instance}-", dir="/dev/shm"))
@@ -135,7 +165,7 @@ class Cluster:
         self.nats = self._run("nats", nats_server_command(self.nats_port, self._folder / "nats"))
         for index in range(self._num_schedulers):
             self.schedulers.append(self.serve("scheduler", index=index))
-        ports = ("--listen", self.grpc_address, "--http-port", "0")
+        ports = ("--listen", self.grpc_address, "--http-port", str(self.http_port))
         self.gateway = self.serve("gateway", *ports)
         for process in (*self.schedulers, self.gateway):
             process.wait_ready()
@@ -144,7 +174,8 @@ class Cluster:
         """Returns at once; `nats_url` is another way to the same server."""
         command = (sys.executable, "-m", f"weir_{role}", "--instance", self.instance, "--index", str(index))
         common = ("--nats-url", nats_url or self.nats_url, "--runtime-dir", str(self._folder), "--grace-s", "3")
-        return self._run(name or f"{role}-{index}", (*command, *common, *flags))
+        own = () if self._certified is None else self._certified.flags(role, self.instance)
+        return self._run(name or f"{role}-{index}", (*command, *common, *own, *flags))
 
     def add_host(self, name: str, *, num_prefill: int = 1, num_decode: int = 1, flags: Sequence[str] = ()) -> Host:
         """Ready when this returns. The same name again: the host that was gone has come back."""
@@ -195,8 +226,13 @@ class Cluster:
                 folder.rmdir()
         self._arena_folder.rmdir()
 
+    def _open_channel(self, address: str, role: str) -> grpc.Channel:
+        if self._certified is None or address.startswith("unix:"):
+            return grpc.insecure_channel(address)
+        return self._certified.open(address, role)
+
     def _run(self, name: str, command: Sequence[str]) -> Served:
-        process = Served(name, command, self._folder, self._environ)
+        process = Served(name, command, self._folder, self._environ, self._open_channel)
         self._processes.append(process)
         return process
 

@@ -78,8 +78,12 @@ class NatsServer:
             self._process = None
 
     def freeze(self) -> None:
-        """It keeps its connections and answers nobody."""
+        """It keeps its connections and answers nobody, from when this returns."""
         self._signal(signal.SIGSTOP)
+        if self._process is not None:  # the kernel stops its threads one by one
+            threads = Path(f"/proc/{self._process.pid}/task")
+            while any(_state_of(thread) != "T" for thread in threads.iterdir()):
+                time.sleep(0.001)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
@@ -101,3 +105,8 @@ class NatsWorld:
 
     def start_server(self) -> None:
         self._server.start()
+
+
+def _state_of(thread: Path) -> str:
+    """One letter, as proc(5) has it."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]

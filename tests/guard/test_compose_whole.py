@@ -64,7 +64,7 @@ def test_compose_refuses_a_word_that_it_does_not_know(tmp_path: Path) -> None:
     assert "depnds_on" in refused.value.stderr
 
 
-@pytest.mark.parametrize("overlay", ["gpu.yaml", "tracing/compose.yaml"])
+@pytest.mark.parametrize("overlay", ["gpu.yaml", "tls.yaml", "tracing/compose.yaml"])
 def test_an_overlay_changes_services_that_are_there(overlay: str) -> None:
     services = read_by_compose(overlay)["services"]
     assert services.keys() - read_by_compose()["services"].keys() <= {"collector"}
@@ -76,6 +76,18 @@ def test_on_a_gpu_every_process_knows_it_and_takes_its_settings(gpu: Any, role: 
     config = config_on_gpu(gpu, role)
     assert config.device == "cuda"
     assert config.precision == config_on_gpu(gpu, "transfer").precision
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "scheduler", "gateway"])
+def test_with_certificates_every_process_that_others_reach_has_one_of_its_role(role: str) -> None:
+    service = read_by_compose("tls.yaml")["services"][role]
+    kind: type[ServiceConfig] = config_class(role)
+    config = read_config(kind, service["command"][3:], environ=service["environment"])
+    assert not config.insecure_listen
+    folders = [mount["target"] for mount in service["volumes"] if mount["type"] == "bind"]
+    stem = f"{folders[-1]}/{role}-compose"
+    assert (config.tls_cert, config.tls_key) == (f"{stem}.pem", f"{stem}.key")
+    assert config.tls_ca == f"{folders[-1]}/ca.pem"
 
 
 def test_on_a_gpu_those_that_share_its_memory_get_the_same_one(gpu: Any) -> None:

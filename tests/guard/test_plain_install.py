@@ -17,7 +17,8 @@ _DISTRIBUTIONS = {"sklearn": "scikit-learn", "psycopg": "psycopg[binary]"}
 # None in sys.modules: not installed, for `import` and for `importlib.util.find_spec`.
 _PLAIN = """
 import sys
-for name in ("torch", "triton", "numba", "llvmlite", "matplotlib", "sklearn", "scipy", "joblib", "psycopg"):
+for name in ("torch", "triton", "numba", "llvmlite", "matplotlib", "sklearn", "scipy", "joblib", "psycopg",
+             "cryptography"):
     sys.modules[name] = None
 """
 _EVERY_HELP = """
@@ -88,6 +89,7 @@ def test_services_clients_and_commands_import_nothing_of_an_extra(tmp_path: Path
         (["bench", "step"], "weir bench step", "torch and numba", "worker"),
         (["bench", "quality", "--text", "x"], "weir bench quality", "torch and numba", "worker"),
         (["bench", "batching", "--lengths", "x"], "weir bench batching", "torch and numba", "worker"),
+        (["certs", "ca", "x"], "weir certs", "cryptography", "certs"),
         (["profile"], "weir profile without --live", "torch and numba", "worker"),
         (["simulate", "--rate", "1", "--plots", "x"], "weir simulate --plots", "matplotlib", "plots"),
         (["bench", "serve", "--sweep-request-rates", "1"], "weir bench serve with a sweep", "matplotlib", "plots"),
@@ -153,7 +155,7 @@ def test_each_extra_of_the_distribution_is_what_its_name_asks_for() -> None:
         extra: {re.split(r"[ ;<>=]", line)[0] for line in lines}
         for extra, lines in project["optional-dependencies"].items()
     }
-    assert names.pop("dev") > {f"{DISTRIBUTION}[plots,postgres,training,worker]"}
+    assert names.pop("dev") > {f"{DISTRIBUTION}[certs,plots,postgres,training,worker]"}
     asked = {extra: {_DISTRIBUTIONS.get(name, name) for name in packages} for extra, packages in PACKAGES.items()}
     asked["worker"] |= {"triton", "nvidia-ml-py"}  # asked for by device, not by extra
     assert names == asked

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -80,8 +81,15 @@ class HttpServer:
     `on_failure` is called with the reason when it ends before `stop`: then nobody answers at the port any more.
     """
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: HttpSettings,
+        on_failure: Callable[[str], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._host = settings.host
+        self._has_tls = tls is not None
         self._on_failure = on_failure
         self._book = ConnectionBook(settings.max_connections, settings.max_idle_connections)
         config = uvicorn.Config(
@@ -94,6 +102,7 @@ class HttpServer:
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+            ssl_context_factory=None if tls is None else lambda _config, _make: tls,
         )
         self._server = _Server(config, settings.streams.send_timeout_s)
         self._wanted_port = settings.port
@@ -112,7 +121,7 @@ class HttpServer:
                 raise Unavailable("the HTTP server ended while it started")
             await asyncio.sleep(_POLL_S)
         self._task.add_done_callback(self._check_end)
-        logger.info("HTTP on %s:%d", self._host, self.port)
+        logger.info("%s on %s:%d", "HTTPS" if self._has_tls else "HTTP", self._host, self.port)
 
     async def stop(self) -> None:
         """Lets open responses end for a moment, then closes them."""

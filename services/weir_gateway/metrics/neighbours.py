@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -25,6 +26,7 @@ from weir.core.addresses import UNIX, is_unix
 from weir.core.clock import Clock
 from weir.rpc.channel import Dialer
 from weir.rpc.figures import described_from_pb
+from weir.rpc.identities import Party
 from weir.telemetry.described import Described
 from weir.telemetry.page_cache import PageCache
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
@@ -79,6 +81,7 @@ class NeighbourWatch:
         self._bus = bus
         self._subjects = subjects
         self._dialer = dialer
+        self._version = dialer.version
         self._bounds = bounds
         self._workers: KvBucket | None = None
         self._leader: KvBucket | None = None
@@ -97,14 +100,16 @@ class NeighbourWatch:
 
     async def _ask_all(self) -> Neighbours:
         workers, scheduler_address = await self._find_all()
-        beside = {scheduler_address, *(worker.arena_address for worker in workers)}
+        asked: dict[str, Party] = {worker.address: "worker" for worker in workers}
+        beside: dict[str, Party] = {worker.arena_address: "transfer" for worker in workers}
+        beside[scheduler_address] = "scheduler"
         reachable = [address for address in sorted(beside) if address and _is_here(address)]
-        asked = [worker.address for worker in workers] + reachable
-        await self._drop_channels(set(asked))
+        asked |= {address: beside[address] for address in reachable}
+        await self._drop_channels(asked.keys())
         found: dict[str, Described] = {}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._bounds.total_timeout_s):
-                await asyncio.gather(*(self._ask(address, found) for address in asked))
+                await asyncio.gather(*(self._ask(address, party, found) for address, party in asked.items()))
         of_workers = [
             (worker, replace(found[worker.address], role=worker.role)) for worker in workers if worker.address in found
         ]
@@ -145,11 +150,11 @@ class NeighbourWatch:
         leading = _try_decode(LeaderRecord, leader)
         return workers, "" if leading is None or leading.is_released else leading.address
 
-    async def _ask(self, address: str, found: dict[str, Described]) -> None:
+    async def _ask(self, address: str, party: Party, found: dict[str, Described]) -> None:
         """Adds its answer to what is found, if it gives one."""
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = self._dialer.open(address)
+            channel = self._channels[address] = self._dialer.open(address, party)
         stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
         async with self._asking:
             try:
@@ -160,9 +165,12 @@ class NeighbourWatch:
                 return
         found[address] = described_from_pb(answer)
 
-    async def _drop_channels(self, wanted: set[str]) -> None:
+    async def _drop_channels(self, wanted: AbstractSet[str]) -> None:
+        """Those of who is gone, and all when this process has a new certificate."""
+        if self._version != self._dialer.version:
+            self._version, wanted = self._dialer.version, set()
         for address in self._channels.keys() - wanted:
-            await self._channels.pop(address).close()
+            await self._channels.pop(address).close(self._bounds.call_timeout_s)
 
 
 def _is_here(address: str) -> bool:

@@ -197,7 +197,7 @@ class WorkerConnection:
     async def _run_session(self) -> None:
         """From Hello to the end of the stream. Raises _BrokenStream or _WorkerReplaced, never returns."""
         async with contextlib.AsyncExitStack() as stack:
-            channel = await stack.enter_async_context(self._dialer.open(self._address))
+            channel = await stack.enter_async_context(self._dialer.open(self._address, "worker"))
             stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
             try:
                 stream = stub.Serve()

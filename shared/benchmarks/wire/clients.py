@@ -5,6 +5,7 @@ cores with what is measured.
 import asyncio
 import json
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class StreamLoad:
     output_len: int
     seed: int = 0
     step_s: float = 0.0
+    ca: str = ""
+    """File with the authority of the gateway's certificate; empty: it has none."""
 
     def prompts(self) -> list[list[int]]:
         source = random.Random(self.seed)
@@ -66,7 +69,7 @@ async def run_streams(frontend: Frontend, port: int, load: StreamLoad) -> Stream
     if frontend == "http":
         await _in_loop(load, lambda prompt, number: _one_over_http(port, load, prompt, received, load.step_of(number)))
     else:
-        opened = [open_stub(f"127.0.0.1:{port}") for _ in range(-(-load.concurrency // _STREAMS_A_CHANNEL))]
+        opened = [open_stub(f"127.0.0.1:{port}", load.ca) for _ in range(-(-load.concurrency // _STREAMS_A_CHANNEL))]
         try:
             stubs = [stub for _, stub in opened]
 
@@ -171,7 +174,8 @@ async def _one_over_http(
     )
     loop = asyncio.get_running_loop()
     client = _SseClient(received, step_s)
-    transport, _ = await loop.create_connection(lambda: client, "127.0.0.1", port)
+    tls = ssl.create_default_context(cafile=load.ca) if load.ca else None
+    transport, _ = await loop.create_connection(lambda: client, "127.0.0.1", port, ssl=tls)
     try:
         transport.write(head.encode() + body)
         async with asyncio.timeout(_TIMEOUT_S):

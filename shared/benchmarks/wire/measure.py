@@ -28,6 +28,8 @@ class MeasuredStack:
 
     ports: dict[Frontend, int]
     pids: dict[str, int]
+    ca: str = ""
+    """That signed its certificate; empty: no TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,14 @@ class WireRound:
 
 @contextmanager
 def null_target(
-    model: str, step_ms: float, with_traces: bool, gateway_module: str = "weir_gateway"
+    model: str, step_ms: float, with_traces: bool, gateway_module: str = "weir_gateway", *, with_tls: bool = False
 ) -> Iterator[MeasuredStack]:
     """Traces go to a receiver in this process, which waits meanwhile and is not measured."""
     with ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="weir-wire-"))
         flags = ("--otlp-endpoint", held.enter_context(OtlpReceiver()).endpoint) if with_traces else ()
-        stack = held.enter_context(NullStack(Path(folder), model, step_ms, (gateway_module, *flags)))
-        yield MeasuredStack({"http": stack.http_port, "grpc": stack.grpc_port}, stack.pids)
+        stack = held.enter_context(NullStack(Path(folder), model, step_ms, (gateway_module, *flags), with_tls=with_tls))
+        yield MeasuredStack({"http": stack.http_port, "grpc": stack.grpc_port}, stack.pids, stack.ca)
 
 
 @contextmanager
@@ -64,6 +66,7 @@ def measure(target: MeasuredStack, frontend: Frontend, load: StreamLoad) -> Wire
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as clients:
         client_pid = clients.submit(os.getpid).result()
         pids = {**target.pids, "clients": client_pid}
+        load = replace(load, ca=target.ca)
         warm_up = replace(load, num_requests=load.concurrency, output_len=min(8, load.output_len), seed=load.seed + 1)
         clients.submit(_run, frontend, target.ports[frontend], warm_up).result()
         before_s = cpu_times_s(pids)

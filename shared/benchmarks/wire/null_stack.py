@@ -12,7 +12,10 @@ from types import TracebackType
 import httpx
 
 from weir.bus.server import nats_server_command
-from weir.core.addresses import free_port
+from weir.core.addresses import LOOPBACK, free_port
+from weir.rpc.identities import CertifiedIdentity, CertifiedRole
+from weir.rpc.tls.public import https_context
+from weir.runtime.authority import authority_pair, issue_member, issue_public, make_authority
 
 _READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
@@ -23,8 +26,12 @@ _AT_ONCE = ("--max-prefills-per-worker", "1024", "--max-prefill-tokens-per-worke
 class NullStack:
     """A context manager; `pids` by process while it is entered. What the processes say is in files of `folder`."""
 
-    def __init__(self, folder: Path, model: str, step_ms: float, gateway: Sequence[str]) -> None:
-        """`gateway`: its module, and flags of its own."""
+    def __init__(
+        self, folder: Path, model: str, step_ms: float, gateway: Sequence[str], *, with_tls: bool = False
+    ) -> None:
+        """`gateway`: its module, and flags of its own. `with_tls`: between the processes, and for clients, who trust
+        the authority in the file `ca`."""
+        self.ca = str(authority_pair(folder).cert) if with_tls else ""
         self.http_port, self.grpc_port = free_port(), free_port()
         self._folder = folder
         self._model = model
@@ -59,12 +66,30 @@ class NullStack:
         common = ("--nats-url", nats_url, "--instance", instance)
         service = (*common, "--model", self._model, "--runtime-dir", str(self._folder))
         self._start("NATS", nats_server_command(nats_port, self._folder / "nats"))
-        self._start("scheduler", [*python, "weir_scheduler", *service, *_AT_ONCE])
+        self._start(
+            "scheduler", [*python, "weir_scheduler", *service, *self._certificates("scheduler", instance), *_AT_ONCE]
+        )
         worker = ("--model", self._model, "--step-ms", str(self._step_ms))
-        self._start("null worker", [*python, "benchmarks.wire.null_worker", *common, *worker])
+        self._start(
+            "null worker",
+            [*python, "benchmarks.wire.null_worker", *common, *self._certificates("decode", instance), *worker],
+        )
         ports = ("--listen", f"127.0.0.1:{self.grpc_port}", "--http-port", str(self.http_port))
         module, *flags = self._gateway
+        flags += self._certificates("gateway", instance)
+        if self.ca:
+            public = issue_public(self._folder, ("localhost", LOOPBACK))
+            flags += ["--public-tls-cert", str(public.cert), "--public-tls-key", str(public.key)]
         self._start("gateway", [*python, module, *service, *ports, *flags])
+
+    def _certificates(self, role: CertifiedRole, instance: str) -> list[str]:
+        """Flags; none without TLS."""
+        if not self.ca:
+            return []
+        if not Path(self.ca).exists():
+            make_authority(self._folder)
+        made = issue_member(self._folder, CertifiedIdentity(instance, role, "here"))
+        return ["--tls-cert", str(made.cert), "--tls-key", str(made.key), "--tls-ca", self.ca]
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         log = self._stack.enter_context((self._folder / f"{name.replace(' ', '-')}.log").open("wb"))
@@ -81,8 +106,9 @@ class NullStack:
                 if process.poll() is not None:
                     raise RuntimeError(f"{name} ended with {process.returncode}: {self._last_words(name)}")
             try:
-                url = f"http://127.0.0.1:{self.http_port}/v1/completions"
-                if httpx.post(url, json=body, timeout=_READY_TIMEOUT_S).status_code == httpx.codes.OK:
+                url = f"{'https' if self.ca else 'http'}://{LOOPBACK}:{self.http_port}/v1/completions"
+                answer = httpx.post(url, json=body, timeout=_READY_TIMEOUT_S, verify=https_context(self.ca))
+                if answer.status_code == httpx.codes.OK:
                     return
             except httpx.TransportError:
                 pass

@@ -20,6 +20,9 @@ from weir.bus.messages import WorkerRecord
 from weir.bus.nats import NatsBus
 from weir.bus.subjects import Subjects
 from weir.rpc.server import make_server
+from weir.rpc.tls.certificates import CertificateFiles
+from weir.rpc.tls.credentials import server_credentials
+from weir.rpc.tls.watch import CertificateWatch
 from weir.wire.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from weir.worker.bus_link import RegistryEntry
 
@@ -124,11 +127,14 @@ class NullServicer(worker_pb2_grpc.WorkerServicer):
                 self._engine.cancel(request.cancel.request_id)
 
 
-async def _serve(nats_url: str, instance: str, model: str, step_ms: float) -> None:
+async def _serve(nats_url: str, instance: str, model: str, step_ms: float, files: CertificateFiles) -> None:
     worker_id = f"decode-0-{uuid.uuid4().hex[:8]}"
     server = make_server()
     worker_pb2_grpc.add_WorkerServicer_to_server(NullServicer(worker_id, NullEngine(step_ms / 1e3)), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if files.cert:
+        port = server.add_secure_port("127.0.0.1:0", server_credentials(CertificateWatch(files)))
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     record = WorkerRecord(
         worker_id=worker_id,
@@ -160,9 +166,12 @@ def main(
     instance: Annotated[str, typer.Option()],
     model: Annotated[str, typer.Option()],
     step_ms: Annotated[float, typer.Option(min=0)],
+    tls_cert: Annotated[str, typer.Option()] = "",
+    tls_key: Annotated[str, typer.Option()] = "",
+    tls_ca: Annotated[str, typer.Option()] = "",
 ) -> None:
     """Until SIGTERM."""
-    uvloop.run(_serve(nats_url, instance, model, step_ms))
+    uvloop.run(_serve(nats_url, instance, model, step_ms, CertificateFiles(tls_cert, tls_key, tls_ca)))
 
 
 if __name__ == "__main__":

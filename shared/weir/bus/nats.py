@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _RECONNECT_WAIT_S = 0.25
 _FLUSH_TIMEOUT_S = 2
+_TLS = "tls://"
 _PING_INTERVAL_S = 2
 """With two pings outstanding, a server that hangs without closing its socket is known after about 6 s."""
 
@@ -59,6 +62,16 @@ class NatsSubscription:
         await self._unsubscribe(self._subscription)
 
 
+class _TlsClient(Client):
+    """Says nothing to a server that offers no TLS, where the library would go on without: whoever stands between could
+    leave the offer out."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and not info.get("tls_required"):
+            raise nats.errors.Error("the server offers no TLS")
+        await super()._process_info(info, initial_connection=initial_connection)
+
+
 class NatsBus:
     """A connection that comes back by itself for ever; made with `connect`."""
 
@@ -71,20 +84,29 @@ class NatsBus:
 
     @classmethod
     async def connect(
-        cls, url: str, *, name: str, timeout_s: float = 10.0, seed_file: str = "", inbox: str = "_INBOX"
+        cls,
+        url: str,
+        *,
+        name: str,
+        timeout_s: float = 10.0,
+        seed_file: str = "",
+        ca_file: str = "",
+        inbox: str = "_INBOX",
     ) -> "NatsBus":
         """Raises BusUnavailable when no server answers in time. `name` is what the server's monitoring shows;
-        `seed_file` has the seed of the NKEY that proves who this is, empty: none does; `inbox` begins the subjects of
-        answers to it, `Subjects.inbox` where the server knows roles."""
+        `seed_file` has the seed of the NKEY that proves who this is, empty: none does. `ca_file` has the authorities
+        that the server's certificate may be of, for tls:// and nats://; empty: for tls:// those of the system. `inbox`
+        begins the subjects of answers to it, `Subjects.inbox` where the server knows roles."""
         if seed_file:
             _check_seed(seed_file)
-        client = Client()
+        client = _TlsClient() if ca_file or url.startswith(_TLS) else Client()
         bus = cls(client, url)
         connecting = client.connect(
             servers=[url],
             name=name,
             nkeys_seed=seed_file or None,
             inbox_prefix=inbox,
+            tls=_tls_context(ca_file) if ca_file else None,
             error_cb=bus._on_error,
             disconnected_cb=bus._on_disconnected,
             reconnected_cb=bus._on_reconnected,
@@ -244,6 +266,15 @@ class NatsBus:
         logger.info("connected to NATS at %s again", self._shown_url)
         for feed in self._feeds:
             feed.mark_stale()
+
+
+def _tls_context(ca_file: str) -> ssl.SSLContext:
+    """Raises BusUnavailable."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise BusUnavailable(f"nats_ca_file {ca_file}: cannot be used ({reason})") from error
 
 
 def _check_seed(seed_file: str) -> None:

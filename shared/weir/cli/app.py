@@ -12,6 +12,7 @@ from weir.cli import (
     audit,
     batch,
     bench,
+    certs,
     chat,
     doctor,
     generate,
@@ -22,12 +23,12 @@ from weir.cli import (
     scheduling,
     simulate,
     status,
-    top,
     trace,
     train_predictor,
     up,
     workers,
 )
+from weir.cli.top import command as top
 from weir.runtime.extras import DISTRIBUTION
 
 # What follows the role is not for this program: not even --help.
@@ -95,5 +96,6 @@ app.command()(train_predictor.train_predictor)
 app.add_typer(models.app, name="models")
 app.add_typer(batch.app, name="batch")
 app.add_typer(bench.app, name="bench")
+app.add_typer(certs.app, name="certs")
 app.add_typer(scheduling.limits_app, name="limits")
 app.add_typer(scheduling.policy_app, name="policy")

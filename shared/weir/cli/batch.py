@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from weir.cli import EXIT_FAILED, EXIT_USAGE, options
 from weir.cli.console import fail, stderr, stdout
+from weir.rpc.tls.certificates import CertificateError
+from weir.rpc.tls.public import https_context
 
 if TYPE_CHECKING:
     import httpx
@@ -32,6 +34,7 @@ def submit(
     completion_window: Annotated[str, typer.Option(help="Time for all lines: 24h, 30m …; at most 30d.")] = "24h",
     url: Url = _DEFAULT_URL,
     api_key: options.ApiKey = "",
+    ca: options.Ca = "",
     as_json: options.AsJson = False,
 ) -> None:
     """Hand in a file of requests; prints the batch's id.
@@ -44,7 +47,7 @@ def submit(
     weir batch submit batch.jsonl --completion-window 2h --json
     """
     endpoint = _endpoint_of(source)
-    with _client(url, api_key) as client, source.open("rb") as content:
+    with _client(url, api_key, ca) as client, source.open("rb") as content:
         file = _asked(client, "POST", "/v1/files", data={"purpose": "batch"}, files={"file": (source.name, content)})
         body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": completion_window}
         batch = _asked(client, "POST", "/v1/batches", json=body)
@@ -61,6 +64,7 @@ def status(
     waits: Annotated[bool, typer.Option("--wait", help="Show the progress until it has ended.")] = False,
     url: Url = _DEFAULT_URL,
     api_key: options.ApiKey = "",
+    ca: options.Ca = "",
     as_json: options.AsJson = False,
 ) -> None:
     """Show how far a batch is.
@@ -68,7 +72,7 @@ def status(
     \b
     weir batch status batch_8f3a --wait
     """
-    with _client(url, api_key) as client:
+    with _client(url, api_key, ca) as client:
         batch = _waited(client, batch_id) if waits else _batch(client, batch_id)
     stdout.out(json.dumps(batch) if as_json else _line_of(batch), highlight=False)
 
@@ -78,6 +82,7 @@ def list_batches(
     limit: Annotated[int, typer.Option(min=1, max=100, help="So many at most, the newest first.")] = 20,
     url: Url = _DEFAULT_URL,
     api_key: options.ApiKey = "",
+    ca: options.Ca = "",
     as_json: options.AsJson = False,
 ) -> None:
     """Show the batches that there are, and how far each is.
@@ -86,7 +91,7 @@ def list_batches(
     weir batch list
     weir batch list --limit 100 --json
     """
-    with _client(url, api_key) as client:
+    with _client(url, api_key, ca) as client:
         batches = _asked(client, "GET", "/v1/batches", params={"limit": limit})["data"]
     if as_json:
         stdout.out(json.dumps(batches), highlight=False)
@@ -97,14 +102,18 @@ def list_batches(
 
 @app.command()
 def cancel(
-    batch_id: BatchId, url: Url = _DEFAULT_URL, api_key: options.ApiKey = "", as_json: options.AsJson = False
+    batch_id: BatchId,
+    url: Url = _DEFAULT_URL,
+    api_key: options.ApiKey = "",
+    ca: options.Ca = "",
+    as_json: options.AsJson = False,
 ) -> None:
     """End a batch; what is answered can be fetched.
 
     \b
     weir batch cancel batch_8f3a
     """
-    with _client(url, api_key) as client:
+    with _client(url, api_key, ca) as client:
         batch = _asked(client, "POST", f"/v1/batches/{batch_id}/cancel")
     stdout.out(json.dumps(batch) if as_json else _line_of(batch), highlight=False)
 
@@ -117,6 +126,7 @@ def fetch(
     waits: Annotated[bool, typer.Option("--wait", help="First show the progress until it has ended.")] = False,
     url: Url = _DEFAULT_URL,
     api_key: options.ApiKey = "",
+    ca: options.Ca = "",
 ) -> None:
     """Write the answers of a batch that has ended, and its errors if there are any. Exit code 1: some lines failed.
 
@@ -125,7 +135,7 @@ def fetch(
     """
     output_path = output_path or Path(f"{batch_id}.jsonl")
     errors_path = errors_path or output_path.with_suffix(".errors.jsonl")
-    with _client(url, api_key) as client:
+    with _client(url, api_key, ca) as client:
         batch = _waited(client, batch_id) if waits else _batch(client, batch_id)
         if batch["status"] in _OPEN:
             fail(f"{_line_of(batch)}: it has not ended; wait with --wait, or cancel it")
@@ -160,14 +170,17 @@ def _try_url_of(line: bytes) -> str | None:
 
 
 @contextmanager
-def _client(url: str, api_key: str) -> "Iterator[httpx.Client]":
+def _client(url: str, api_key: str, ca: str) -> "Iterator[httpx.Client]":
     """Ends the command where the gateway is not there."""
     import httpx
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with httpx.Client(base_url=url.removesuffix("/v1"), headers=headers, timeout=_TIMEOUT_S) as client:
+        verify, base_url = https_context(ca), url.removesuffix("/v1")
+        with httpx.Client(base_url=base_url, headers=headers, timeout=_TIMEOUT_S, verify=verify) as client:
             yield client
+    except CertificateError as error:
+        fail(f"--{error.message}", code=EXIT_USAGE)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         fail(f"{url}: {error or type(error).__name__}; is the gateway there? name it by --url")
 

@@ -43,6 +43,7 @@ def serve(
     base_url: Annotated[
         str, typer.Option(help="The server: Weir or any other. Default: http://127.0.0.1:8000; gRPC 127.0.0.1:50051.")
     ] = "",
+    ca: options.Ca = "",
     host: Annotated[str, typer.Option(help="Instead of --base-url.")] = "",
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of --base-url.")] = None,
     endpoint: Annotated[str, typer.Option(help="Path of HTTP requests. Default: the backend's.")] = "",

@@ -32,6 +32,7 @@ def chat(
     itl_target_ms: options.ItlTargetMs = None,
     expected_output_tokens: options.ExpectedOutputTokens = None,
     api_key: options.ApiKey = "",
+    ca: options.Ca = "",
     timeout_s: options.TimeoutS = DEFAULT_TIMEOUT_S,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -62,7 +63,7 @@ def chat(
     chosen = options.generate_options(locals())
     opening = [Turn("system", system)] if system else []
     turns = list(opening)
-    with options.Reach(address, timeout_s, api_key).client() as client:
+    with options.Reach(address, timeout_s, api_key, ca).client() as client:
         while (line := _try_read()) is not None:
             match line:
                 case "":

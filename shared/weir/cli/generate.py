@@ -42,6 +42,7 @@ def generate(
     itl_target_ms: options.ItlTargetMs = None,
     expected_output_tokens: options.ExpectedOutputTokens = None,
     api_key: options.ApiKey = "",
+    ca: options.Ca = "",
     timeout_s: options.TimeoutS = DEFAULT_TIMEOUT_S,
     partial_at_deadline: options.PartialAtDeadline = False,
     temperature: options.Temperature = None,
@@ -101,7 +102,7 @@ def generate(
         fail("--logprobs and --prompt-logprobs are shown as JSON: give --json too", code=EXIT_USAGE)
     grammar = options.grammar_of(json_schema, regex)
     asked = PromptRequest(options.generate_options(locals()), options.chat_options(locals()))
-    reach = options.Reach(address, timeout_s, api_key)
+    reach = options.Reach(address, timeout_s, api_key, ca)
     if input_path is not None and output_path is not None:
         raise typer.Exit(_generate_file(reach, input_path, output_path, asked, concurrency))
     if prompt is not None and as_json:

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,10 +15,17 @@ from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, GenerateOptions, Too
 from weir.client.chats import ToolMode
 from weir.core.credentials import key_metadata
 from weir.core.grammar import Grammar
+from weir.rpc.tls.certificates import Certificate, CertificateError, CertificateFiles
 
 Address = Annotated[
-    str, typer.Option(help="The gateway's gRPC port, HOST:PORT.", envvar="WEIR_ADDRESS", show_default=True)
+    str,
+    typer.Option(
+        help="The gateway's gRPC port, HOST:PORT; with TLS by a public authority https://HOST:PORT.",
+        envvar="WEIR_ADDRESS",
+        show_default=True,
+    ),
 ]
+Ca = Annotated[str, typer.Option(help="File with the authorities of the gateway's certificate: TLS.", envvar="WEIR_CA")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; range [0, 2].")]
 TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability; (0, 1].")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
@@ -102,19 +110,44 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 _MODES: tuple[ToolMode, ...] = get_args(ToolMode)
 
 
+def operator_certificate() -> Certificate | None:
+    """Of the environment, as processes have theirs: for commands that ask schedulers of other hosts. Ends the command
+    on one that cannot be used."""
+    paths = [os.environ.get(f"WEIR_TLS_{part}", "") for part in ("CERT", "KEY", "CA")]
+    if not any(paths):
+        return None
+    if not all(paths):
+        fail("WEIR_TLS_CERT, WEIR_TLS_KEY and WEIR_TLS_CA: give all three, or none", code=EXIT_USAGE)
+    try:
+        found = CertificateFiles(*paths).load()
+    except CertificateError as error:
+        fail(error.message, code=EXIT_USAGE)
+    if found.identity is None:
+        fail(f"WEIR_TLS_CERT {paths[0]}: names no process or operator of Weir", code=EXIT_USAGE)
+    return found
+
+
 class Reach(NamedTuple):
     """Where a gateway is, how long an answer may take, and who asks."""
 
     address: str
     timeout_s: float = DEFAULT_TIMEOUT_S
     api_key: str = ""
+    ca: str = ""
 
     def client(self) -> WeirClient:
-        return WeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key)
+        """Ends the command on a file `ca` that cannot be used."""
+        try:
+            return WeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key, ca=self.ca)
+        except CertificateError as error:
+            fail(f"--{error.message}", code=EXIT_USAGE)
 
     def async_client(self) -> AsyncWeirClient:
-        """Within a running loop."""
-        return AsyncWeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key)
+        """Within a running loop. As `client`."""
+        try:
+            return AsyncWeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key, ca=self.ca)
+        except CertificateError as error:
+            fail(f"--{error.message}", code=EXIT_USAGE)
 
 
 def generate_options(arguments: Mapping[str, Any]) -> GenerateOptions:

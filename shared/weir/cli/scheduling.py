@@ -243,7 +243,7 @@ def _open_scheduling(
 ) -> Iterator[SchedulingClient]:
     """The client of the instance's leading scheduler. What it refuses ends the command with one line."""
     addresses, admin_key = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
-    with SchedulingClient(addresses, admin_key=admin_key) as client:
+    with SchedulingClient(addresses, admin_key=admin_key, certificate=options.operator_certificate()) as client:
         try:
             yield client
         except WeirError as error:

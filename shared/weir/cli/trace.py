@@ -12,6 +12,7 @@ from weir.cli import EXIT_NOT_RUNNING, EXIT_USAGE, options
 from weir.cli.console import error_line, fail, stdout
 from weir.cli.scheduling import AdminKey
 from weir.core.errors import WeirError
+from weir.rpc.tls.certificates import CertificateError
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.state import try_read_state
@@ -37,6 +38,7 @@ def trace(
         typer.Option(help="http://HOST:PORT of a gateway that `weir up` did not start here; several times."),
     ] = None,
     admin_key: AdminKey = "",
+    ca: options.Ca = "",
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
     runtime_dir: options.RuntimeDir = None,
@@ -53,7 +55,11 @@ def trace(
     urls, key = _find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
     from weir.client.recent_requests import RecentRequestsClient
 
-    with RecentRequestsClient(urls, admin_key=key) as client:
+    try:
+        client = RecentRequestsClient(urls, admin_key=key, ca=ca)
+    except CertificateError as error:
+        fail(f"--{error.message}", code=EXIT_USAGE)
+    with client:
         record = _ask(client, request_id, "newest" if last else "slowest")
     if as_json:
         stdout.out(json.dumps(asdict(record), indent=1), highlight=False)

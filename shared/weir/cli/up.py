@@ -64,6 +64,8 @@ def up(
     host: Annotated[str | None, _option("host")] = None,
     http_port: Annotated[int | None, _option("http_port")] = None,
     grpc_port: Annotated[int | None, _option("grpc_port")] = None,
+    public_tls_cert: Annotated[str | None, _option("public_tls_cert")] = None,
+    public_tls_key: Annotated[str | None, _option("public_tls_key")] = None,
     nats: Annotated[str | None, _option("nats")] = None,
     otlp_endpoint: Annotated[str | None, _option("otlp_endpoint")] = None,
     instance: Annotated[str | None, _option("instance")] = None,
@@ -94,6 +96,7 @@ def up(
     weir up --load dummy --model-shape llama-3.2-1b
     weir up --device cuda --model ./Llama-3.1-8B-Instruct --arena-bytes 16GiB
     weir up --device cuda --exact
+    weir up --public-tls-cert certs/public-localhost.pem --public-tls-key certs/public-localhost.key
     weir up --detach && weir status
     """
     given = {name: value for name, value in locals().items() if name in _stack_fields() and value is not None}

@@ -152,7 +152,7 @@ async def _restart(paths: InstancePaths, names: Sequence[str], grace_s: float, t
 def _drain_at(paths: InstancePaths, address: str, grace_s: float) -> None:
     """Of the only worker of its kind, too: its streams wait until it is back. Raises WeirError."""
     schedulers, admin_key = find_schedulers("", "", paths.folder.name, None, paths.folder.parent)
-    with WorkersClient(schedulers, admin_key=admin_key) as client:
+    with WorkersClient(schedulers, admin_key=admin_key, certificate=options.operator_certificate()) as client:
         found = next((worker for worker in client.list() if worker.address == address), None)
         if found is None:
             raise NotFound("worker", "the scheduler does not know it")
@@ -181,7 +181,7 @@ def _open_workers(
         paths = choose_instance(runtime_dir or default_runtime_dir(), instance, grpc_port)
         state = try_read_state(paths.state_file)
         processes = () if state is None else state.processes
-    with WorkersClient(schedulers, admin_key=admin_key) as client:
+    with WorkersClient(schedulers, admin_key=admin_key, certificate=options.operator_certificate()) as client:
         try:
             yield client, processes
         except WeirError as error:

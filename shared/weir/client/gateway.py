@@ -22,8 +22,9 @@ from weir.client.messages import (
 from weir.client.resumption import Resumption
 from weir.core.credentials import key_metadata
 from weir.core.options import GenerateOptions
-from weir.rpc.channel import MAX_MESSAGE_BYTES, make_channel
+from weir.rpc.channel import MAX_MESSAGE_BYTES
 from weir.rpc.errors import from_rpc_error
+from weir.rpc.tls.public import make_public_channel, public_target
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -45,12 +46,20 @@ class WeirClient:
 
     A generation with an `idempotency_key` goes on by itself when its stream breaks, within its deadline. Of several
     gateways any will do: `ipv4:HOST:PORT,HOST:PORT` as the address.
+
+    TLS: `ca` is a file with the authorities that are trusted; https://HOST:PORT without it takes those of gRPC.
+    Raises CertificateError for a file that cannot be used.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str = "") -> None:
+    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str = "", ca: str = "") -> None:
         self._timeout_s = timeout_s
         self._metadata = key_metadata(api_key)
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        target, credentials = public_target(address, ca)
+        self._channel = (
+            grpc.insecure_channel(target, options=_OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, options=_OPTIONS)
+        )
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminStub(self._channel)
 
@@ -119,10 +128,10 @@ class WeirClient:
 class AsyncWeirClient:
     """As `WeirClient`, for one event loop."""
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str = "") -> None:
+    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str = "", ca: str = "") -> None:
         self._timeout_s = timeout_s
         self._metadata = key_metadata(api_key)
-        self._channel = make_channel(address)
+        self._channel = make_public_channel(address, ca)
         self._stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
         self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)
 

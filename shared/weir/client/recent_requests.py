@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from weir.core.credentials import key_metadata
 from weir.core.errors import InternalError, NotFound, PermissionDenied, Unauthenticated, Unavailable, WeirError
+from weir.rpc.tls.public import https_context
 from weir.telemetry.request_record import RequestList, RequestRecord
 
 _TIMEOUT_S = 10.0
@@ -25,14 +26,16 @@ class RecentRequestsClient:
     """Every method raises an error of `weir.core.errors`. A gateway that does not answer is left out while another
     does."""
 
-    def __init__(self, gateway_urls: Sequence[str], *, admin_key: str = "") -> None:
-        """`http://HOST:PORT` of each gateway. `admin_key`: needed where anybody has keys.
+    def __init__(self, gateway_urls: Sequence[str], *, admin_key: str = "", ca: str = "") -> None:
+        """`http://HOST:PORT` of each gateway. `admin_key`: needed where anybody has keys. `ca`: a file with the
+        authorities of their certificates.
 
-        Raises ValueError for a key that no header can carry.
+        Raises ValueError for a key that no header can carry, CertificateError.
         """
         self._urls = [url.rstrip("/") for url in gateway_urls]
         # of the stack itself: no proxy is asked
-        self._http = httpx.Client(headers=dict(key_metadata(admin_key)), timeout=_TIMEOUT_S, trust_env=False)
+        headers = dict(key_metadata(admin_key))
+        self._http = httpx.Client(headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=https_context(ca))
 
     def find(self, request_id: str) -> RequestRecord:
         """By its id or by what its client called it. Raises NotFound if no gateway remembers it."""

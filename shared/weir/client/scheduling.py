@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from weir.client.leader import LeaderCalls
+from weir.rpc.tls.certificates import Certificate
 from weir.wire.v1 import scheduling_pb2, scheduling_pb2_grpc
 
 
@@ -52,12 +53,15 @@ class LimitChanged:
 class SchedulingClient:
     """Talks to whichever of the schedulers leads. Every method raises an error of `weir.core.errors`."""
 
-    def __init__(self, addresses: Sequence[str], *, admin_key: str = "") -> None:
+    def __init__(
+        self, addresses: Sequence[str], *, admin_key: str = "", certificate: Certificate | None = None
+    ) -> None:
         """HOST:PORT of each scheduler: the leader and those that stand by. `admin_key`: needed where anybody has keys.
+        `certificate`: an operator's, where the stack has certificates.
 
         Raises ValueError for a key that no header can carry.
         """
-        self._calls = LeaderCalls(addresses, admin_key)
+        self._calls = LeaderCalls(addresses, admin_key, certificate)
 
     def describe(self) -> SchedulingView:
         return SchedulingView.from_pb(

@@ -4,6 +4,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from weir.core.errors import InternalError, PermissionDenied, Unauthenticated, Unavailable, WeirError
+from weir.rpc.tls.public import https_context
 from weir.telemetry.stack_snapshot import StackSnapshot
 
 _SNAPSHOT: TypeAdapter[StackSnapshot] = TypeAdapter(StackSnapshot)
@@ -14,11 +15,12 @@ _MAX_SHOWN_CHARS = 300
 class StackClient:
     """Of one gateway. To be closed."""
 
-    def __init__(self, url: str, *, admin_key: str = "", timeout_s: float = 5.0) -> None:
-        """`url`: http://HOST:PORT."""
+    def __init__(self, url: str, *, admin_key: str = "", timeout_s: float = 5.0, ca: str = "") -> None:
+        """`url`: http[s]://HOST:PORT. `ca`: as `weir.client.WeirClient`. Raises CertificateError."""
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s)
+        verify = https_context(ca)
+        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s, verify=verify)
 
     async def snapshot(self) -> StackSnapshot:
         """Raises Unavailable where nobody answers, and what the gateway refuses with."""

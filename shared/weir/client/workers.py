@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from weir.client.leader import LeaderCalls
+from weir.rpc.tls.certificates import Certificate
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 Duty = Literal["unknown", "serving", "draining", "drained", "silent"]
@@ -45,9 +46,11 @@ class WorkerView:
 class WorkersClient:
     """Talks to whichever of the schedulers leads. Every method raises an error of `weir.core.errors`."""
 
-    def __init__(self, addresses: Sequence[str], *, admin_key: str = "") -> None:
+    def __init__(
+        self, addresses: Sequence[str], *, admin_key: str = "", certificate: Certificate | None = None
+    ) -> None:
         """As `weir.client.scheduling.SchedulingClient`."""
-        self._calls = LeaderCalls(addresses, admin_key)
+        self._calls = LeaderCalls(addresses, admin_key, certificate)
 
     def list(self) -> list[WorkerView]:
         """All that are known, by id."""

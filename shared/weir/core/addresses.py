@@ -2,7 +2,9 @@
 later, free, and none that the kernel may give an outgoing connection meanwhile."""
 
 import ipaddress
+import os
 import random
+import re
 import socket
 from collections.abc import Collection
 from functools import cache
@@ -10,6 +12,7 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 UNIX = "unix:"
+_MAX_UNIX_PATH_BYTES = 107
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 10_001  # below are the ports that programs have by custom
 _LAST = 65_535
@@ -37,6 +40,35 @@ def is_loopback(host: str) -> bool:
         return (mapped or address).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_listen(name: str, address: str) -> None:
+    """Raises ValueError, naming the field `name`, for what is neither HOST:PORT nor unix:/PATH."""
+    if is_unix(address):
+        path = address.removeprefix(UNIX)
+        if not path.startswith("/"):
+            raise ValueError(f"{name} {address!r}: the path of a Unix socket must be absolute")
+        # It is bound by a name of ten characters beside it first; a new name has thirteen.
+        names = ("0123456789abc",) if path.endswith("/") else ("0123456789", Path(path).name)
+        folder = path.rpartition("/")[0]
+        if max(len(os.fsencode(f"{folder}/{name}")) for name in names) > _MAX_UNIX_PATH_BYTES:
+            limit = f"longer than the {_MAX_UNIX_PATH_BYTES} bytes that a Unix socket's path can have"
+            raise ValueError(f"{name} {address!r}: {limit}; set WEIR_RUNTIME_DIR to a shorter folder")
+        return
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) <= 65535):
+        raise ValueError(
+            f"{name} {address!r}: must be HOST:PORT with a port of 0 to 65535, unix:/PATH or unix:/FOLDER/"
+        )
+
+
+def check_advertised(host: str) -> None:
+    """Raises ValueError."""
+    is_ipv6 = host.count(":") > 1
+    if not re.fullmatch(r"[A-Za-z0-9._-]*|\[?[0-9A-Fa-f:.]+(%\w+)?\]?", host) or (":" in host and not is_ipv6):
+        raise ValueError(f"advertise_host {host!r}: must be a host name or address alone; the port is that of listen")
+    if host in ("0.0.0.0", "::", "[::]"):
+        raise ValueError(f"advertise_host {host!r}: nobody can connect to that; name this machine, or leave it empty")
 
 
 def server_ports(range_file: Path = _RANGE_FILE) -> range:

@@ -21,6 +21,7 @@ from weir.core.addresses import is_loopback
 from weir.core.credentials import try_read_key
 from weir.core.errors import PermissionDenied
 from weir.core.shares import NOBODY, Holder
+from weir.rpc.identities import CertifiedIdentity, CertifiedRole, try_parse_identity
 
 
 class Callers(Enum):
@@ -33,8 +34,8 @@ class Callers(Enum):
     OPERATOR = "operator"
     """Who shows an operator's key, once anybody has a key."""
     PEER = "peer"
-    """A process of the stack. Today that is whoever reaches the port: on one machine this user alone, by a socket in a
-    folder of its own; across machines they do not prove yet who they are."""
+    """A process of the stack: this user's, by a socket in a folder of its own, or who has a certificate of a role that
+    may call the method, where the stack has certificates. Without them: whoever reaches the port."""
     HERE = "here"
     """A process of this host."""
 
@@ -83,27 +84,42 @@ RPC_CALLERS: Mapping[str, _Entry] = {
     **{f"{name}/ServerReflectionInfo": (_OPERATOR, _PEER) for name in _REFLECTION},
 }
 
+_ASKING: frozenset[CertifiedRole] = frozenset({"gateway", "operator"})
+CERTIFIED_CALLERS: Mapping[str, frozenset[CertifiedRole]] = {
+    # method, at a port of the stack: the roles whose certificates admit to it; who is an operator shows a key besides
+    **{method: frozenset({"operator"}) for method, (_, inner) in RPC_CALLERS.items() if inner is _OPERATOR},
+    "weir.v1.Worker/Serve": frozenset({"gateway"}),
+    "weir.v1.Admin/Describe": _ASKING,
+    "weir.v1.Admin/ListSteps": _ASKING,
+    "weir.v1.Admin/MapPages": _ASKING,
+    **{f"{name}/ServerReflectionInfo": frozenset({"operator"}) for name in _REFLECTION},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RpcCaller:
-    """What a call says of who makes it. `peer`: as gRPC writes the address."""
+    """What a call says of who makes it. `peer`: as gRPC writes the address. `identity`: that of its certificate."""
 
     method: str
     key: str | None
     peer: str
+    identity: CertifiedIdentity | None = None
 
     @classmethod
     def of(cls, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> "RpcCaller":
         """`method` with or without the slash before it."""
-        return cls(method.removeprefix("/"), shown_key(context), context.peer())
+        return cls(method.removeprefix("/"), shown_key(context), context.peer(), identity_of(context))
+
+    @property
+    def is_by_socket(self) -> bool:
+        """By one of this host's file system, where the kernel has seen to who may."""
+        return self.peer.partition(":")[0] == "unix"
 
     @property
     def is_here(self) -> bool:
         """By a socket of this host's file system, or its loopback interface."""
         kind, _, where = self.peer.partition(":")
-        if kind == "unix":
-            return True
-        return kind in ("ipv4", "ipv6") and is_loopback(unquote(where).rpartition(":")[0])
+        return self.is_by_socket or (kind in ("ipv4", "ipv6") and is_loopback(unquote(where).rpartition(":")[0]))
 
 
 CheckCaller = Callable[[RpcCaller], Holder | None]
@@ -118,12 +134,20 @@ class RpcAccess:
         self._column = 0 if port is Port.PUBLIC else 1
         self._table = table
         self._checks: dict[Callers, CheckCaller] = {Callers.OPEN: _let_in, Callers.HERE: _check_here}
+        self._own: CertifiedIdentity | None = None
+        self._on_denied: Callable[[RpcCaller], None] | None = None
         if port is Port.INNER:
             self._checks[Callers.PEER] = _let_in
 
     def answer(self, callers: Callers, check: CheckCaller) -> None:
         """From now on methods for these callers are answered to who passes."""
         self._checks[callers] = check
+
+    def require_identities(self, own: CertifiedIdentity, on_denied: Callable[[RpcCaller], None]) -> None:
+        """From now on who comes by TCP to a port of the stack has a certificate of its instance and of a role that may
+        call the method. `on_denied` is told of who has not."""
+        if self.port is Port.INNER:
+            self._own, self._on_denied = own, on_denied
 
     def callers_of(self, method: str) -> Callers | None:
         """None: nobody may call it here."""
@@ -133,7 +157,8 @@ class RpcAccess:
     def admit(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> Holder:
         """As `check`, of a call."""
         callers = self.callers_of(method)
-        if callers is not None and self._checks.get(callers) is _let_in:  # nobody need know who calls
+        is_certified = self._own is not None and callers is not Callers.OPEN
+        if callers is not None and self._checks.get(callers) is _let_in and not is_certified:  # nobody need know
             return NOBODY
         return self.check(RpcCaller.of(method, context))
 
@@ -151,7 +176,23 @@ class RpcAccess:
                 f"{caller.method[:200]}: is for {callers.value}s, whom this process does not know: ask the "
                 f"{'gateway' if callers is Callers.TENANT else 'leading scheduler'}"
             )
+        if callers in (Callers.PEER, Callers.OPERATOR):
+            self._check_identity(caller)
         return check(caller) or NOBODY
+
+    def _check_identity(self, caller: RpcCaller) -> None:
+        own, found = self._own, caller.identity
+        if own is None or caller.is_by_socket:
+            return
+        roles = CERTIFIED_CALLERS.get(caller.method, frozenset())
+        is_of_stack = found is not None and (found.instance, found.trust_domain) == (own.instance, own.trust_domain)
+        if is_of_stack and found is not None and found.role in roles:
+            return
+        if self._on_denied is not None:
+            self._on_denied(caller)
+        wanted = f"a certificate of a {' or '.join(sorted(roles)) or 'role'} of instance {own.instance}"
+        shown = "none that names a process of Weir" if found is None else f"that of {found.uri}"
+        raise PermissionDenied(f"{caller.method[:200]}: needs {wanted}; this is {shown}")
 
     def find_missing(self, service_names: Iterable[str]) -> tuple[str, ...]:
         """Methods of these services that nobody may call here. The services' code is loaded already."""
@@ -164,6 +205,12 @@ def methods_of(service_names: Iterable[str]) -> Iterator[str]:
     for name in service_names:
         for method in pool.FindServiceByName(name).methods:
             yield f"{name}/{method.name}"
+
+
+def identity_of(context: "grpc.aio.ServicerContext[Any, Any]") -> CertifiedIdentity | None:
+    """Of the certificate that the caller has proved to hold; None without one, or for one of others."""
+    uris = list(context.auth_context().get("peer_spiffe_id", ()))
+    return try_parse_identity(uris[0].decode("ascii", "replace")) if len(uris) == 1 else None
 
 
 def shown_key(context: "grpc.aio.ServicerContext[Any, Any]") -> str | None:

@@ -6,6 +6,7 @@ from typing import Protocol
 import grpc.aio
 
 from weir.core.addresses import UNIX, is_unix
+from weir.rpc.identities import Party
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Above what any field limit allows, so that a prompt that is too long is answered with the field's name."""
@@ -13,7 +14,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 KEEPALIVE_TIME_MS = 4_000
 KEEPALIVE_TIMEOUT_MS = 3_000
 
-_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
@@ -34,7 +35,7 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 def make_channel(address: str) -> grpc.aio.Channel:
     """A channel without TLS to HOST:PORT or unix:/PATH. It connects lazily and reconnects by itself."""
-    options: list[tuple[str, int | str]] = list(_CHANNEL_OPTIONS)
+    options = list(CHANNEL_OPTIONS)
     if is_unix(address):
         # The default authority of a Unix socket is its escaped path, which other implementations refuse.
         options.append(("grpc.default_authority", "localhost"))
@@ -44,8 +45,14 @@ def make_channel(address: str) -> grpc.aio.Channel:
 class Dialer(Protocol):
     """How a process reaches others of its stack, by HOST:PORT or unix:/PATH."""
 
-    def open(self, address: str) -> grpc.aio.Channel:
-        """A channel that connects lazily and reconnects by itself. Whoever opens it closes it."""
+    @property
+    def version(self) -> int:
+        """Another one: channels that were opened before should be opened anew, once that disturbs nobody."""
+        ...
+
+    def open(self, address: str, party: Party) -> grpc.aio.Channel:
+        """A channel that connects lazily and reconnects by itself, to a process of this party. Whoever opens it closes
+        it."""
         ...
 
     async def is_refused(self, address: str, timeout_s: float) -> bool:
@@ -56,21 +63,28 @@ class Dialer(Protocol):
 class PlainDialer:
     """Without TLS: for what only processes of one user, or of one private network, reach."""
 
-    def open(self, address: str) -> grpc.aio.Channel:
+    version = 0
+
+    def open(self, address: str, party: Party) -> grpc.aio.Channel:
+        del party
         return make_channel(address)
 
     async def is_refused(self, address: str, timeout_s: float) -> bool:
-        """As a connection shows that is opened for nothing else."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                if is_unix(address):
-                    _, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
-                else:
-                    host, _, port = address.rpartition(":")
-                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return True
-        except (OSError, TimeoutError):
-            return False
-        writer.close()
+        return await is_refused(address, timeout_s)
+
+
+async def is_refused(address: str, timeout_s: float) -> bool:
+    """As a connection shows that is opened for nothing else."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            if is_unix(address):
+                _, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
+            else:
+                host, _, port = address.rpartition(":")
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except (OSError, TimeoutError):
         return False
+    writer.close()
+    return False

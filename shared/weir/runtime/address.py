@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import grpc
 import grpc.aio
 
 from weir.core.addresses import UNIX, is_loopback, is_of_this_machine, is_unix
@@ -57,13 +58,19 @@ class Listening:
             self._path.unlink()
 
 
-def bind(server: grpc.aio.Server, listen: str, advertise_host: str = "") -> Listening:
-    """Raises AddressInUse, and UnsafeFolder for a Unix socket in a folder that others can write.
+def bind(
+    server: grpc.aio.Server,
+    listen: str,
+    advertise_host: str = "",
+    credentials: grpc.ServerCredentials | None = None,
+) -> Listening:
+    """Raises AddressInUse, and UnsafeFolder for a Unix socket in a folder that others can write. `credentials`: of a
+    port; a Unix socket has none.
 
     The folder of a Unix socket is made if need be, for this user alone.
     """
     if not is_unix(listen):
-        return Listening(reachable_address(listen, _add_port(server, listen, listen), advertise_host))
+        return Listening(reachable_address(listen, _add_port(server, listen, listen, credentials), advertise_host))
     if listen.endswith("/"):
         listen += secrets.token_hex(4) + SOCKET_SUFFIX
     path = Path(listen.removeprefix(UNIX))
@@ -99,8 +106,12 @@ def _host_of(url: str) -> str:
     return urlsplit(url).hostname or ""
 
 
-def _add_port(server: grpc.aio.Server, listen: str, name: str) -> int:
+def _add_port(
+    server: grpc.aio.Server, listen: str, name: str, credentials: grpc.ServerCredentials | None = None
+) -> int:
     try:
+        if credentials is not None:
+            return int(server.add_secure_port(listen, credentials))
         return int(server.add_insecure_port(listen))
     except RuntimeError as error:
         raise AddressInUse(f"cannot listen on {name}: in use, or not an address of this machine") from error

@@ -123,19 +123,20 @@ class ChangeLog:
         self.num_lost = 0
         """Of the file; the process' log has them."""
 
-    def write(self, change: Change) -> None:
-        """A file that cannot be written keeps nobody from changing anything: it is told, and counted."""
+    def write(self, change: Change) -> bool:
+        """False: it is one too many that were not done. A file that cannot be written keeps nobody from changing
+        anything: it is told, and counted."""
         now_s = self._now_s()
         if change.result != "done" and not self._may_say(now_s):
             self._num_unsaid += 1
-            return
+            return False
         fields = {name: value for name, value in asdict(change).items() if value}
         if self._num_unsaid:
             fields["num_failures_before"] = self._num_unsaid
             self._num_unsaid = 0
         logger.info("change", extra=fields)
         if self._path is None:
-            return
+            return True
         moment = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": moment, "process": self._process, **fields}).encode() + b"\n"
         try:
@@ -144,6 +145,7 @@ class ChangeLog:
         except OSError as error:
             self.num_lost += 1
             logger.error("%s: a change cannot be written (%s); it stands in this log", self._path, error)
+        return True
 
     def write_all(self, actor: str, action: str, told: Iterable[Told], correlation_id: str) -> None:
         """What was done by one call."""

@@ -14,12 +14,13 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from weir.core.addresses import LOOPBACK, UNIX, is_of_this_machine, is_unix
+from weir.core.addresses import LOOPBACK, check_advertised, check_listen, is_of_this_machine
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.errors import WeirError
 from weir.core.fields import ByteSize, check_range, choices_of, describe_type, format_size, parse_text, parse_toml
 from weir.model.files.source import DUMMY_PREFIX
+from weir.rpc.identities import check_certified_instance
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
 STACK_TABLES = ("models", "groups")
@@ -27,7 +28,6 @@ STACK_TABLES = ("models", "groups")
 
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _ENVIRONMENT_PREFIX = "WEIR_"
-_MAX_UNIX_PATH_BYTES = 107
 _NUM_OWN_DESCRIPTORS = 256
 _METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH", ByteSize: "SIZE"}
 _ConfigT = TypeVar("_ConfigT")
@@ -73,9 +73,15 @@ class ServiceConfig:
     insecure_listen: bool = setting(
         False, "Whether `listen` may be an address that other machines reach, though nobody proves there who calls."
     )
+    tls_cert: str = setting(
+        "", "File with this process' certificate among the stack's, for TCP. Empty: no TLS. `weir certs` makes some."
+    )
+    tls_key: str = setting("", "File with its key.")
+    tls_ca: str = setting("", "File with the authorities whose certificates others of the stack must have.")
     advertise_host: str = setting("", "Host that others reach this process by. Empty: the one of `listen`.")
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, nats://[USER:PASSWORD@]HOST:PORT.")
     nats_seed_file: str = setting("", "File with the seed of the NKEY that NATS knows this process by. Empty: none.")
+    nats_ca_file: str = setting("", "File with the authorities of the NATS server's certificate. Empty: the system's.")
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
     otlp_metrics_endpoint: str = setting("", "The same for the figures of GET /metrics. Empty: they are not sent.")
     otlp_metrics_interval_s: float = setting(10.0, "Seconds between two times that they are sent.")
@@ -106,13 +112,17 @@ class ServiceConfig:
             raise ValueError(f"metrics_host is empty: name an address, such as {LOOPBACK}")
         check_range(self, "grace_s", 0, 3600)
         check_listen("listen", self.listen)
-        if not (self.is_public or self.insecure_listen or is_of_this_machine(self.listen)):
+        check_together(self, "tls_cert", "tls_key", "tls_ca")
+        if self.tls_cert:
+            check_certified_instance(self.instance)
+        is_safe = self.is_public or self.tls_cert or self.insecure_listen or is_of_this_machine(self.listen)
+        if not is_safe:
             raise ValueError(
-                f"listen {self.listen!r}: other machines reach it, and nobody proves there who calls; set "
-                "insecure_listen where the network between the processes is private, or listen on 127.0.0.1 or a Unix "
-                "socket"
+                f"listen {self.listen!r}: other machines reach it, and nobody proves there who calls; give tls_cert, "
+                "tls_key and tls_ca, or set insecure_listen where the network between the processes is private, or "
+                "listen on 127.0.0.1 or a Unix socket"
             )
-        _check_advertised(self.advertise_host)
+        check_advertised(self.advertise_host)
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
         check_exact(self.exact, self.precision, self.device)
@@ -127,6 +137,16 @@ class ServiceConfig:
     def is_public(self) -> bool:
         """Whether clients call its gRPC server, who have keys."""
         return False
+
+    @property
+    def changes_path(self) -> Path | None:
+        """Where it keeps what operators change and who was denied; None: in its log alone."""
+        return None
+
+    @property
+    def public_tls(self) -> tuple[str, str]:
+        """Files with the certificate that clients see, and its key. Empty: no TLS for them."""
+        return "", ""
 
     @property
     def model_reference(self) -> str:
@@ -158,38 +178,18 @@ def check_instance(instance: str) -> None:
         raise ValueError(f"instance {instance!r}: use 1 to 40 characters of A-Z a-z 0-9 _ -")
 
 
+def check_together(config: object, *names: str) -> None:
+    """Raises ValueError where some of these fields are given and others not, naming one of those that lack."""
+    lacking = [name for name in names if not getattr(config, name)]
+    if lacking and len(lacking) < len(names):
+        given = next(name for name in names if name not in lacking)
+        raise ValueError(f"{lacking[0]} is empty: {given} needs it; give {', '.join(names)} together, or none")
+
+
 def check_url(name: str, url: str, schemes: tuple[str, ...]) -> None:
     """Raises ValueError, naming the field `name`."""
     if not url.startswith(schemes):
         raise ValueError(f"{name} {masked_url(url)!r}: must start with {' or '.join(schemes)}")
-
-
-def check_listen(name: str, address: str) -> None:
-    """Raises ValueError, naming the field `name`, for what is neither HOST:PORT nor unix:/PATH."""
-    if is_unix(address):
-        path = address.removeprefix(UNIX)
-        if not path.startswith("/"):
-            raise ValueError(f"{name} {address!r}: the path of a Unix socket must be absolute")
-        # It is bound by a name of ten characters beside it first; a new name has thirteen.
-        names = ("0123456789abc",) if path.endswith("/") else ("0123456789", Path(path).name)
-        folder = path.rpartition("/")[0]
-        if max(len(os.fsencode(f"{folder}/{name}")) for name in names) > _MAX_UNIX_PATH_BYTES:
-            limit = f"longer than the {_MAX_UNIX_PATH_BYTES} bytes that a Unix socket's path can have"
-            raise ValueError(f"{name} {address!r}: {limit}; set WEIR_RUNTIME_DIR to a shorter folder")
-        return
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) <= 65535):
-        raise ValueError(
-            f"{name} {address!r}: must be HOST:PORT with a port of 0 to 65535, unix:/PATH or unix:/FOLDER/"
-        )
-
-
-def _check_advertised(host: str) -> None:
-    is_ipv6 = host.count(":") > 1
-    if not re.fullmatch(r"[A-Za-z0-9._-]*|\[?[0-9A-Fa-f:.]+(%\w+)?\]?", host) or (":" in host and not is_ipv6):
-        raise ValueError(f"advertise_host {host!r}: must be a host name or address alone; the port is that of listen")
-    if host in ("0.0.0.0", "::", "[::]"):
-        raise ValueError(f"advertise_host {host!r}: nobody can connect to that; name this machine, or leave it empty")
 
 
 def check_load(load: Load, model_shape: str) -> None:

@@ -8,9 +8,10 @@ from weir.runtime.config import ConfigError
 
 DISTRIBUTION = "weir-llm"
 
-Extra = Literal["worker", "plots", "postgres", "training"]
+Extra = Literal["worker", "certs", "plots", "postgres", "training"]
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "worker": ("torch", "numba"),
+    "certs": ("cryptography",),
     "plots": ("matplotlib",),
     "postgres": ("psycopg",),
     "training": ("torch", "sklearn", "scipy"),

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import signal
-import threading
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,18 +28,23 @@ from weir.core.clock import Clock, SystemClock
 from weir.core.errors import WeirError
 from weir.core.trusted_folder import UntrustedFolder
 from weir.model.errors import ModelError
-from weir.rpc.access import Port, RpcAccess
+from weir.rpc.access import Port, RpcAccess, RpcCaller
+from weir.rpc.channel import Dialer, PlainDialer
 from weir.rpc.port_guard import PortGuard
 from weir.rpc.reflection import REFLECTION_NAMES, add_reflection
 from weir.rpc.server import AccessGuard, ErrorGuard, ReadinessGuard, TraceContextGuard, make_server
+from weir.rpc.tls.certificates import CertificateError
 from weir.runtime.address import Listening, bind
 from weir.runtime.admin import AdminService, Description, Identity, LoopErrors
+from weir.runtime.change_log import Change, ChangeLog, shown_name
 from weir.runtime.config import ConfigError, ServiceConfig
+from weir.runtime.ending import Ending, exit_hard_after
 from weir.runtime.logs import setup_logging
 from weir.runtime.metrics_port import MetricsPort
 from weir.runtime.otlp_metrics import MetricsExport, metrics_endpoint
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit, spare_what_is_there
 from weir.runtime.telemetry import setup_tracing, shutdown_tracing
+from weir.runtime.tls import ProcessTls
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 __all__ = ["Component", "Description", "ServiceContext", "run_service"]
@@ -103,42 +107,17 @@ class ServiceContext(Generic[_ConfigT]):
     notes: list[str] = field(default_factory=list)
     access: RpcAccess = field(default_factory=lambda: RpcAccess(Port.INNER))
     clock: Clock = field(default_factory=SystemClock)
+    changes: ChangeLog = field(default_factory=lambda: ChangeLog(None, ""))
+    tls: ProcessTls | None = None
+
+    @property
+    def dialer(self) -> Dialer:
+        """How it reaches others of the stack."""
+        return PlainDialer() if self.tls is None else self.tls.dialer
 
     def in_role(self, role: str, process_id: str, config: _OtherConfigT) -> "ServiceContext[_OtherConfigT]":
         """For a part of the process that is known under a role and an id of its own."""
-        return ServiceContext(
-            config,
-            role,
-            process_id,
-            self.address,
-            self.grpc_server,
-            self.tracer,
-            self.request_shutdown,
-            self.admin,
-            self.resources,
-            self.notes,
-            self.access,
-            self.clock,
-        )
-
-
-@dataclass
-class _Ending:
-    """Why and how the process ends; the first reason counts."""
-
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    exit_code: int = 0
-
-    def ask(self, reason: str, exit_code: int) -> None:
-        if not self.asked.is_set():
-            _log.info("shutting down: %s", reason)
-            self.exit_code = exit_code
-            self.asked.set()
-
-    def on_signal(self, number: int) -> None:
-        if self.asked.is_set():
-            os._exit(128 + number)
-        self.ask(signal.Signals(number).name, 0)
+        return replace(self, config=config, role=role, process_id=process_id)  # type: ignore[arg-type,return-value]
 
 
 def run_service(
@@ -155,14 +134,23 @@ def run_service(
     process whose port clients reach.
     """
     process_id = f"{role}-{config.index}-{uuid.uuid4().hex[:8]}"
+    try:
+        tls, problem = ProcessTls(config, role), ""
+    except CertificateError as error:
+        tls, problem = None, error.message
+    if tls is not None and tls.identity is not None:
+        process_id += tls.identity.mark
     setup_logging(role, process_id, level=config.log_level, log_format=config.log_format)
+    if tls is None:
+        _log.error("could not start: %s", problem)
+        return _EXIT_USAGE
     shortage = find_shortage(raise_descriptor_limit(), config.num_descriptors)
     if shortage is not None:
         _log.warning("%s", shortage)
 
     async def run() -> int:
         # Made inside the loop: grpc.aio ties a server to the loop that is running then.
-        return await _Service(role, process_id, config, service_names, gate).run(build)
+        return await _Service(role, process_id, config, service_names, gate, tls).run(build)
 
     return uvloop.run(run())
 
@@ -171,7 +159,13 @@ class _Service(Generic[_ConfigT]):
     """The server of one process and the state that its phases share."""
 
     def __init__(
-        self, role: str, process_id: str, config: _ConfigT, service_names: Sequence[str], gate: PortGuard | None
+        self,
+        role: str,
+        process_id: str,
+        config: _ConfigT,
+        service_names: Sequence[str],
+        gate: PortGuard | None,
+        tls: ProcessTls,
     ) -> None:
         self._role = role
         self._process_id = process_id
@@ -187,12 +181,16 @@ class _Service(Generic[_ConfigT]):
         self._admin = AdminService(Identity(role, process_id, config.model_reference), self._describe)
         self._metrics_port: MetricsPort | None = None
         self._metrics_export: MetricsExport | None = None
-        self._ending = _Ending()
+        self._ending = Ending()
         self._readiness = ReadinessGuard(service_names)
         self._health = health.aio.HealthServicer()
         self._tracing = setup_tracing(role, config.instance, process_id, config.otlp_endpoint)
         self._tracer = self._tracing.get_tracer(f"weir.{role}")
         self._access = RpcAccess(Port.INNER) if gate is None else gate.access
+        self._tls = tls
+        self._changes = ChangeLog(config.changes_path, process_id)
+        if tls.identity is not None:
+            self._access.require_identities(tls.identity, self._log_denial)
         guards = [TraceContextGuard(self._tracer), self._readiness, self._errors]
         self._server = (
             make_server([AccessGuard(self._access), *guards])
@@ -216,7 +214,8 @@ class _Service(Generic[_ConfigT]):
         return self._ending.exit_code
 
     async def _start(self, build: Callable[[ServiceContext[_ConfigT]], Awaitable[Component]]) -> None:
-        self._listening = bind(self._server, self._config.listen, self._config.advertise_host)
+        self._listening = bind(self._server, self._config.listen, self._config.advertise_host, self._tls.credentials)
+        self._tls.start()
         address = self._listening.address
         await self._add_common_services()
         self._component = await build(
@@ -232,6 +231,8 @@ class _Service(Generic[_ConfigT]):
                 resources=self._resources,
                 notes=self._notes,
                 access=self._access,
+                changes=self._changes,
+                tls=self._tls,
             )
         )
         self._log_missing_callers()
@@ -272,6 +273,12 @@ class _Service(Generic[_ConfigT]):
                 self._access.port.value,
             )
 
+    def _log_denial(self, caller: RpcCaller) -> None:
+        actor = "nobody" if caller.identity is None else f"peer:{caller.identity.uri}"
+        denied = Change(actor, "call", shown_name(caller.method), "denied", reason="PermissionDenied")
+        if self._changes.write(denied):
+            _log.warning("%s at %s may not call %s", actor, caller.peer, denied.object)
+
     async def _try_find_failure(self, starting: "asyncio.Task[None]") -> int | None:
         """The exit code of a start-up that failed: one clear line in the log, a traceback only if it is a defect."""
         try:
@@ -291,6 +298,7 @@ class _Service(Generic[_ConfigT]):
         own = {
             "rpc_internal_errors_total": float(self._errors.num_internal_errors),
             "uncollected_errors_total": float(self._loop_errors.num_errors),
+            **self._tls.metrics(),
         }
         if self._component is None:
             return Description(own)
@@ -307,6 +315,7 @@ class _Service(Generic[_ConfigT]):
             "role": self._role,
             "process_id": self._process_id,
             "notes": self._notes,
+            **self._tls.told,
         }
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
         unfinished.write_text(json.dumps(fields))
@@ -320,7 +329,7 @@ class _Service(Generic[_ConfigT]):
     async def _shut_down(self, starting: "asyncio.Task[None]") -> None:
         grace_s = self._config.grace_s
         flush_s = _TRACE_FLUSH_S if self._metrics_export is None else _TRACE_FLUSH_S + _METRICS_FLUSH_S
-        _exit_hard_after(grace_s + _STOP_S + _SERVER_STOP_S + flush_s + _EXIT_MARGIN_S)
+        exit_hard_after(grace_s + _STOP_S + _SERVER_STOP_S + flush_s + _EXIT_MARGIN_S)
         await self._health.enter_graceful_shutdown()
         self._remove_ready_file()
         if not starting.done():
@@ -336,6 +345,7 @@ class _Service(Generic[_ConfigT]):
         if self._metrics_port is not None:
             await self._bounded("metrics port", self._metrics_port.stop(), _SERVER_STOP_S)
         await self._bounded("server stop", self._server.stop(_SERVER_STOP_S), _SERVER_STOP_S + 1.0)
+        await self._bounded("watching certificates", self._tls.stop(), _STOP_S)
         await self._bounded("release", self._release(), _STOP_S)
         if not await asyncio.to_thread(shutdown_tracing, self._tracing, _TRACE_FLUSH_S):
             _log.warning("some traces were not sent within %.0f s", _TRACE_FLUSH_S)
@@ -363,15 +373,3 @@ def add_common_services(
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
     add_reflection((*service_names, _ADMIN_NAME, health.SERVICE_NAME), server)
-
-
-def _exit_hard_after(seconds: float) -> None:
-    """Whatever hangs now, a thread that does not end included: this process will be gone."""
-
-    def exit_hard() -> None:
-        _log.critical("shutdown did not end within %.1f s: exiting hard", seconds)
-        os._exit(1)
-
-    timer = threading.Timer(seconds, exit_hard)
-    timer.daemon = True
-    timer.start()

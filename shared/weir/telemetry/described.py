@@ -24,6 +24,9 @@ COMMON = rows(
     """
 rpc_internal_errors_total: Calls over gRPC that ended by a defect.
 uncollected_errors_total: Exceptions that no task's owner collected.
+certificate_left_s_* > weir_process_certificate_left_seconds by setting: Until a certificate expires; below 0 it has.
+certificate_changes_total_* > weir_process_certificate_changes_total by setting: Times that a new one was taken.
+certificate_refusals_total_* > weir_process_certificate_refusals_total by setting: New ones that could not be used.
 bus_sent_total: Messages sent by NATS.
 bus_received_total: Messages received by NATS.
 bus_pending: Messages that wait to be handled.

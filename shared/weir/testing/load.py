@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
+from weir.rpc.tls.public import public_target
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 
@@ -123,8 +124,9 @@ async def follow(
     return is_cancelled
 
 
-def open_stub(address: str) -> "tuple[grpc.aio.Channel, inference_pb2_grpc.InferenceAsyncStub]":
-    """The channel is the caller's to close."""
-    channel = grpc.aio.insecure_channel(address)
+def open_stub(address: str, ca: str = "") -> "tuple[grpc.aio.Channel, inference_pb2_grpc.InferenceAsyncStub]":
+    """The channel is the caller's to close. `ca`: as `weir.client.WeirClient`."""
+    target, credentials = public_target(address, ca)
+    channel = grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)
     stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
     return channel, stub

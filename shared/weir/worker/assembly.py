@@ -53,6 +53,7 @@ async def load_worker_model(config: WorkerConfig) -> WorkerModel:
             timeout_s=_BUS_CONNECT_TIMEOUT_S,
             seed_file=config.nats_seed_file,
             inbox=Subjects(config.instance).inbox("worker"),
+            ca_file=config.nats_ca_file,
         )
 
     return WorkerModel(spec, loading.over, connect_bus)

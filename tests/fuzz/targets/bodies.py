@@ -7,12 +7,12 @@ from typing import Any
 from tests.fuzz.choices import Choices, edited, mutated_json
 from tests.fuzz.target import Target, simple
 from weir.core.errors import FieldViolation, InvalidRequest
+from weir_gateway import json_sizes
 from weir_gateway.batches.lines import BadLine, BatchLine, LineBounds, TooManyLines, read_lines
 from weir_gateway.frontends.anthropic.schema import CountTokensBody, MessagesBody, count_request, messages_request
-from weir_gateway.frontends.bodies import checks
-from weir_gateway.frontends.bodies.checks import try_find_size_problem
 from weir_gateway.frontends.openai.schema import ChatBody, CompletionBody, chat_request, completion_request, parse_body
 from weir_gateway.frontends.responses.schema import ResponsesBody, asked_response
+from weir_gateway.json_sizes import try_find_size_problem
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 _FUNCTION = {"name": "get", "description": "d", "parameters": _SCHEMA, "strict": True}
@@ -112,7 +112,7 @@ def check_sizes(data: bytes) -> None:
     """Whatever JSON has is counted, at least as often as Python finds it."""
     choices = Choices(data)
     raw = edited(choices, json.dumps(choices.value(4)).encode()) if choices.byte() % 2 else choices.rest()
-    repeated = b"[" + b",".join([raw] * (1 + checks.MAX_VALUES // 64 if choices.byte() == 1 else 3)) + b"]"
+    repeated = b"[" + b",".join([raw] * (1 + json_sizes.MAX_VALUES // 64 if choices.byte() == 1 else 3)) + b"]"
     try_find_size_problem(repeated)
 
 

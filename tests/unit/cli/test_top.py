@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.gateway.world import open_world
 
-from weir.cli.top_app import TopApp
+from weir.cli.top.app import TopApp
 from weir.client.stack import StackClient
 from weir.telemetry.stack_snapshot import (
     ArenaView,

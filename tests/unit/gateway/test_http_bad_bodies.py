@@ -152,14 +152,14 @@ async def test_bytes_that_are_no_request_are_refused(world: World, http: httpx.A
 
 async def test_a_body_over_the_limit_is_refused_whether_or_not_it_names_its_length(http: httpx.AsyncClient) -> None:
     async def chunks() -> AsyncIterator[bytes]:
-        for _ in range(9):
+        for _ in range(19):
             yield b"x" * 2**20
 
-    body = b"x" * (8 * 2**20 + 1)
+    body = b"x" * (18 * 2**20 + 1)
     for content in (body, chunks()):
         response = await http.post("/v1/completions", content=content)
         assert response.status_code == 413
-        assert "larger than 8388608 bytes" in response.json()["error"]["message"]
+        assert "larger than 18874368 bytes" in response.json()["error"]["message"]
 
 
 async def test_a_body_that_is_announced_over_the_limit_is_refused_before_it_is_read(world: World) -> None:

@@ -196,7 +196,7 @@ MANY = [{"role": "user", "content": "x"}] * 1025
         ("/detokenize", {"tokens": [10**30]}, "tokens", "must be from 0 to 256"),
         ("/detokenize", {"tokens": [1] * (MAX_CONTEXT + 1)}, "tokens", "is 513 tokens; at most 512"),
         ("/detokenize", {"tokens": [1] * 500_000}, "tokens", "is 500000 tokens; at most 512"),
-        ("/detokenize", {"tokens": [1] * 2_000_000}, "body", "has more than 524288 values; send less at once"),
+        ("/detokenize", {"tokens": [1] * 2_000_000}, "body", "has more than 1114112 values; send less at once"),
         ("/detokenize", {"tokens": [1], "prompt": "x"}, "prompt", "is not a field of this request"),
     ],
     ids=lambda value: str(value)[:60],

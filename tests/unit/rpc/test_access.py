@@ -17,7 +17,8 @@ from tests.unit.rpc.outcomes import outcome_of
 
 import weir.wire.v1
 from weir.core.errors import PermissionDenied, Unauthenticated
-from weir.rpc.access import RPC_CALLERS, Callers, Port, RpcAccess, RpcCaller, methods_of
+from weir.rpc.access import CERTIFIED_CALLERS, RPC_CALLERS, Callers, Port, RpcAccess, RpcCaller, methods_of
+from weir.rpc.identities import CERTIFIED_ROLES, CertifiedIdentity
 from weir.rpc.reflection import REFLECTION_NAMES, add_reflection
 from weir.rpc.server import AccessGuard, ErrorGuard, make_server
 
@@ -103,6 +104,57 @@ def test_where_nobody_says_who_is_an_operator_nobody_is() -> None:
     with pytest.raises(PermissionDenied, match="ask the leading scheduler"):
         RpcAccess(Port.INNER).check(caller)
     inner_access().check(caller)
+
+
+CERTIFIED = CertifiedIdentity("lab", "decode", "h")
+FROM_AFAR = "ipv4:10.0.0.7:51234"
+
+
+def certified_access(denied: list[RpcCaller]) -> RpcAccess:
+    access = inner_access()
+    access.require_identities(CERTIFIED, denied.append)
+    return access
+
+
+def test_each_method_for_processes_or_operators_says_which_certificates_admit_to_it() -> None:
+    asked = {method for method, (_, inner) in RPC_CALLERS.items() if inner in (Callers.PEER, Callers.OPERATOR)}
+    assert CERTIFIED_CALLERS.keys() == asked
+    assert CERTIFIED_CALLERS["weir.v1.Worker/Serve"] == {"gateway"}
+
+
+def test_certificates_admit_to_what_the_table_says_and_to_nothing_else() -> None:
+    denied: list[RpcCaller] = []
+    access = certified_access(denied)
+    for method, roles in CERTIFIED_CALLERS.items():
+        for role in CERTIFIED_ROLES:
+            caller = RpcCaller(method, OPERATOR, FROM_AFAR, CertifiedIdentity("lab", role, "other"))
+            refusal = (
+                contextlib.nullcontext() if role in roles else pytest.raises(PermissionDenied, match="certificate")
+            )
+            with refusal:
+                access.check(caller)
+            assert (caller in denied) == (role not in roles), caller
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [None, CertifiedIdentity("other", "gateway", "h"), CertifiedIdentity("lab", "gateway", "h", "elsewhere")],
+)
+def test_who_is_of_another_stack_or_nobody_is_denied(identity: CertifiedIdentity | None) -> None:
+    with pytest.raises(PermissionDenied, match="instance lab"):
+        certified_access([]).check(RpcCaller("weir.v1.Worker/Serve", OPERATOR, FROM_AFAR, identity))
+
+
+def test_an_operators_certificate_is_not_an_operators_key() -> None:
+    identity = CertifiedIdentity("lab", "operator", "h")
+    with pytest.raises(Unauthenticated):
+        certified_access([]).check(RpcCaller("weir.v1.Admin/Drain", None, FROM_AFAR, identity))
+
+
+def test_probes_and_who_comes_by_a_socket_of_this_host_need_none() -> None:
+    access = certified_access([])
+    access.check(RpcCaller("grpc.health.v1.Health/Check", None, FROM_AFAR))
+    access.check(RpcCaller("weir.v1.Worker/Serve", None, "unix:"))
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,9 @@ def test_the_file_is_named_by_flag_then_environment_then_caller(tmp_path: Path) 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "10.0.0.7:50051", "[::]:0", "worker-3.internal:50051"])
 def test_an_address_that_other_machines_reach_is_for_those_who_say_so(listen: str) -> None:
-    with pytest.raises(ConfigError, match=r"listen .*: other machines reach it, .*; set insecure_listen where"):
+    with pytest.raises(
+        ConfigError, match=r"listen .*: other machines reach it, .* tls_cert, .* set insecure_listen where"
+    ):
         read("--listen", listen)
     assert read("--listen", listen, "--insecure-listen").listen == listen
 
@@ -246,3 +248,13 @@ def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture
     assert "What goes below, 100 % of the surface." in text
     assert "--no-is-outdoor" in text
     assert "derived" not in text
+
+
+def test_files_of_certificates_are_given_together_or_not_at_all() -> None:
+    flags = {"tls_cert": "a.pem", "tls_key": "a.key", "tls_ca": "ca.pem"}
+    given = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    assert read_config(ServiceConfig, [*given, "--listen", "0.0.0.0:0"], environ={}).tls_ca == "ca.pem"
+    with pytest.raises(ConfigError, match=r"tls_key is empty: tls_cert needs it; .* \(from WEIR_TLS_CERT\)"):
+        read_config(ServiceConfig, [], environ={"WEIR_TLS_CERT": "a.pem", "WEIR_TLS_CA": "ca.pem"})
+    with pytest.raises(ConfigError, match=r"instance 'My_Stack': in certificates use"):
+        read_config(ServiceConfig, [*given, "--instance", "My_Stack"], environ={})

@@ -52,6 +52,8 @@ class LoadConfig:
     lanes: Mix = field(default_factory=Mix)
     tenants: Mix = field(default_factory=Mix)
     api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca: str = ""
+    """File with the authorities of the server's certificate; empty: those that the client brings."""
 
     @property
     def path(self) -> str:

@@ -37,6 +37,7 @@ def load_of(flags: Flags) -> LoadConfig:
     dataset, arrivals = _dataset(flags), _arrivals(flags)
     load = LoadConfig(
         base_url=_base_url(flags),
+        ca=flags["ca"],
         model=flags["model"],
         backend=flags["backend"],
         endpoint=flags["endpoint"],
@@ -110,15 +111,15 @@ def _base_url(flags: Flags) -> str:
     is_grpc = flags["backend"].startswith("grpc")
     if base_url := str(flags["base_url"]):
         base_url = base_url.removeprefix("grpc://") if is_grpc else base_url
-        if is_grpc == base_url.startswith(("http://", "https://")):
-            form = "HOST:PORT" if is_grpc else "http://… or https://…"
+        if base_url.startswith("http://") if is_grpc else not base_url.startswith(("http://", "https://")):
+            form = "HOST:PORT or https://HOST:PORT" if is_grpc else "http://… or https://…"
             raise ValueError(f"base-url {base_url!r}: of backend {flags['backend']} it must be {form}")
         return base_url
     host, port = flags["host"] or "127.0.0.1", flags["port"]
     if port is None and not flags["host"]:
         return DEFAULT_GRPC if is_grpc else DEFAULT_HTTP
     address = f"{f'[{host}]' if ':' in host else host}:{port or (50051 if is_grpc else 8000)}"
-    return address if is_grpc else f"http://{address}"
+    return address if is_grpc else f"{'https' if flags['ca'] else 'http'}://{address}"
 
 
 def _arrivals(flags: Flags) -> ArrivalPlan:

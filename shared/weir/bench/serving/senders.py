@@ -14,6 +14,7 @@ from weir.bench.serving.records import ServedRequest, TurnMessage
 from weir.client import AsyncWeirClient, GenerateOptions
 from weir.client.chats import Turn
 from weir.core.errors import Overloaded, Unavailable, WeirError
+from weir.rpc.tls.public import https_context
 
 _OPTIONS = {entry.name for entry in fields(GenerateOptions)}
 _MAX_ERROR_BYTES = 200
@@ -47,7 +48,11 @@ async def open_sender(config: LoadConfig, transport: httpx.AsyncBaseTransport | 
         return
     limits = httpx.Limits(max_connections=None if config.max_concurrency is None else config.max_concurrency + 4)
     async with httpx.AsyncClient(
-        base_url=config.base_url, timeout=config.timeout_s, limits=limits, transport=transport
+        base_url=config.base_url,
+        timeout=config.timeout_s,
+        limits=limits,
+        transport=transport,
+        verify=https_context(config.ca),
     ) as client:
         yield HttpSender(client, config)
 
@@ -144,7 +149,8 @@ class GrpcSender:
 
     async def __aenter__(self) -> "GrpcSender":
         for key in {"", *self._config.api_keys.values()}:
-            client = AsyncWeirClient(self._config.base_url, timeout_s=self._config.timeout_s, api_key=key)
+            timeout_s, ca = self._config.timeout_s, self._config.ca
+            client = AsyncWeirClient(self._config.base_url, timeout_s=timeout_s, api_key=key, ca=ca)
             self._clients[key] = await self._stack.enter_async_context(client)
         return self
 

@@ -75,7 +75,7 @@ class ArenaClient:
         registration = arena_pb2.Register(
             worker_id=worker.worker_id, role=worker.role, page_bytes=worker.page_bytes, model_digest=worker.model_digest
         )
-        self._channel = (dialer or PlainDialer()).open(f"unix:{socket_path}")
+        self._channel = (dialer or PlainDialer()).open(f"unix:{socket_path}", "transfer")
         self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
         self._holdings = Holdings()
         self._sealing: set[asyncio.Future[None]] = set()

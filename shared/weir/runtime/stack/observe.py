@@ -4,16 +4,17 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import grpc.aio
 
 from weir.core.credentials import key_metadata
 from weir.core.errors import PermissionDenied, Unauthenticated, WeirError
-from weir.rpc.channel import make_channel
 from weir.rpc.errors import from_rpc_error
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.processes import is_running
+from weir.runtime.stack.readiness import open_channel
 from weir.runtime.stack.state import ProcessState, try_read_state
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
@@ -94,7 +95,7 @@ async def _observe_process(process: ProcessState, admin_key: str, *, is_supervis
     described, refusal = admin_pb2.DescribeResponse(), ""
     if runs and process.address and process.role != "nats":
         try:
-            described = await _describe(process.address, _key_for(process, admin_key))
+            described = await _describe(process, _key_for(process, admin_key))
         except WeirError as error:
             if isinstance(error, Unauthenticated | PermissionDenied):
                 refusal = error.message
@@ -130,7 +131,7 @@ def _condition(process: ProcessState, *, runs: bool, is_supervised: bool) -> Con
 async def try_describe(process: ProcessState, admin_key: str = "") -> admin_pb2.DescribeResponse | None:
     """None: it does not answer, or not to who shows this key."""
     try:
-        return await _describe(process.address, _key_for(process, admin_key))
+        return await _describe(process, _key_for(process, admin_key))
     except WeirError:
         return None
 
@@ -140,9 +141,9 @@ def _key_for(process: ProcessState, admin_key: str) -> str:
     return admin_key if process.role == "gateway" else ""
 
 
-async def _describe(address: str, admin_key: str) -> admin_pb2.DescribeResponse:
+async def _describe(process: ProcessState, admin_key: str) -> admin_pb2.DescribeResponse:
     """Raises WeirError."""
-    async with make_channel(address) as channel:
+    async with open_channel(process.address, Path(process.ready_file)) as channel:
         stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
         try:
             return await stub.Describe(

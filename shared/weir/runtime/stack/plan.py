@@ -12,7 +12,7 @@ from typing import Literal
 
 from weir.bus.nats_users import NatsRole
 from weir.bus.server import nats_server_command
-from weir.core.addresses import LOOPBACK, UNIX
+from weir.core.addresses import LOOPBACK, UNIX, check_listen
 from weir.core.credentials import masked_url
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.fields import ByteSize, check_range
@@ -23,8 +23,8 @@ from weir.runtime.config import (
     NATS_SCHEMES,
     OTLP_SCHEMES,
     check_instance,
-    check_listen,
     check_load,
+    check_together,
     check_url,
     default_runtime_dir,
     flag_words,
@@ -90,6 +90,8 @@ class StackConfig:
     host: str = setting(LOOPBACK, "Address that the gateway listens on.")
     http_port: int = setting(8000, "Port of the OpenAI-style HTTP API.")
     grpc_port: int = setting(50051, "Port of the gRPC API.")
+    public_tls_cert: str = setting("", "File with the certificate of the gateway's ports. Empty: no TLS for clients.")
+    public_tls_key: str = setting("", "File with its key.")
     nats: str = setting("", "NATS server to use, nats://[USER:PASSWORD@]HOST:PORT. Empty: start one.")
     otlp_endpoint: str = setting("", "OTLP/gRPC collector for traces, http://HOST:4317. Empty: tracing is off.")
     instance: str = setting(
@@ -127,6 +129,7 @@ class StackConfig:
             raise ValueError(f"http_port {self.http_port}: is also the grpc_port; they must differ")
         if self.arena_bytes < 0:
             raise ValueError(f"arena_bytes {self.arena_bytes}: must not be negative")
+        check_together(self, "public_tls_cert", "public_tls_key")
         if self.nats:
             check_url("nats", self.nats, NATS_SCHEMES)
         if self.otlp_endpoint:
@@ -227,10 +230,10 @@ def plan_stack(
     Raises NatsServerMissing, ValueError.
     """
     gateways = (GatewayPorts(config.grpc_port, config.http_port), *more_gateways)
-    endpoints = {}
+    endpoints, scheme = {}, "https" if config.public_tls_cert else "http"
     for number, ports in enumerate(gateways, start=1):
         suffix = f" {number}" if number > 1 else ""
-        endpoints[f"OpenAI{suffix}"] = f"http://{config.host}:{ports.http}/v1"
+        endpoints[f"OpenAI{suffix}"] = f"{scheme}://{config.host}:{ports.http}/v1"
         endpoints[f"gRPC{suffix}"] = f"{config.host}:{ports.grpc}"
     endpoints["NATS"] = masked_url(nats_url_of(config, nats_port))
     stack_models = models or StackModels((config.default_model,))
@@ -272,6 +275,9 @@ def _plan_services(
     for index, ports in enumerate(gateways):
         flags: tuple[str, ...] = ("--http-host", config.host, "--http-port", str(ports.http))
         flags += ("--max-context-tokens", str(config.max_context_tokens))
+        for name in ("public_tls_cert", "public_tls_key"):
+            path = str(getattr(config, name))
+            flags += flag_words(name, Path(path).absolute()) if path else ()
         flags += ("--models-file", str(config.paths.models_file))
         specs.append(_service_spec(config, nats_url, "gateway", index, f"{config.host}:{ports.grpc}", flags))
     order = ("transfer", "scheduler", "prefill", "decode", "gateway")

@@ -9,6 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weir.rpc.channel import make_channel
+from weir.rpc.tls.public import make_pinned_channel
 
 _PROBE_S = 2.0
 
@@ -29,6 +30,17 @@ def read_notes(ready_file: Path) -> tuple[str, ...]:
         return ()
 
 
+def open_channel(address: str, ready_file: Path) -> grpc.aio.Channel:
+    """To a process that has written this file, with TLS where it says so. Raises CertificateError."""
+    try:
+        fields = json.loads(ready_file.read_text())
+    except (OSError, ValueError):  # it is gone
+        fields = {}
+    if not fields.get("tls_cert"):
+        return make_channel(address)
+    return make_pinned_channel(address, fields["tls_cert"], fields["tls_name"])
+
+
 class GrpcProbe:
     """Ready: the process itself has written its ready file, and its health service says SERVING."""
 
@@ -40,7 +52,7 @@ class GrpcProbe:
         address = self._try_read_address(pid)
         if address is None:
             return None
-        async with make_channel(address) as channel:
+        async with open_channel(address, self._ready_file) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs know no methods
             request = health_pb2.HealthCheckRequest(service=self._service_name)
             try:

@@ -29,6 +29,8 @@ class ProcessState:
     log_path: str
     metrics_url: str = ""
     """Of its own page of metrics; empty: none."""
+    ready_file: str = ""
+    """Says how it is reached with TLS."""
     model: str = ""
     """That it is for, by its name among several; empty: of the only one, or of all."""
 

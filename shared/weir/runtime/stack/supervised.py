@@ -103,6 +103,7 @@ class SupervisedProcess:
             address=self._address,
             metrics_url=self.spec.metrics_url,
             log_path=str(self.spec.log_path),
+            ready_file=str(self.spec.ready_file),
             model=self.spec.model,
         )
 

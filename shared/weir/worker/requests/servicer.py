@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, WeirError
+from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, PermissionDenied, WeirError
 from weir.engine.messages import SequenceKey
+from weir.rpc.access import identity_of
+from weir.rpc.identities import CertifiedIdentity
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
 from weir.worker.requests.commands import gateway_id_from_pb, key_from_pb, resume_from_pb
 from weir.worker.requests.request_manager import RequestManager
@@ -41,8 +43,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def Serve(  # noqa: N802 - the method's name on the wire
         self, request_iterator: _Requests, context: _Context
     ) -> AsyncIterator[worker_pb2.ServeResponse]:
-        del context
         gateway_id = await self._receive_hello(request_iterator)
+        _check_own_id(gateway_id, identity_of(context))
         self._manager.pause(gateway_id)
         stream = self._hub.attach(gateway_id)
         _log.info("gateway %s is connected", gateway_id)
@@ -99,6 +101,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 raise InvalidRequest([FieldViolation("hello", "was sent already on this stream")])
             case _:
                 raise InvalidRequest([FieldViolation("command", "must be one of start, cancel, resume")])
+
+
+def _check_own_id(gateway_id: str, identity: CertifiedIdentity | None) -> None:
+    """Raises PermissionDenied: a gateway that took another's id would take over its streams and its requests."""
+    if identity is not None and not identity.owns(gateway_id):
+        raise PermissionDenied(
+            f"hello.gateway_id {gateway_id}: is not of {identity.uri}, whose ids end in {identity.mark}"
+        )
 
 
 async def _receive_one(requests: _Requests) -> worker_pb2.ServeRequest | None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc.aio
 import httpx
 from tests.unit.gateway.fake_scheduler import INSTANCE
 from tests.unit.gateway.metrics.test_page import served, worker_at
@@ -18,6 +19,7 @@ from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.addresses import LOOPBACK
 from weir.core.clock import ManualClock
 from weir.rpc.channel import PlainDialer
+from weir.rpc.identities import Party
 from weir.rpc.server import make_server
 from weir.runtime.admin import AdminService, Description, Identity
 from weir.wire.v1 import admin_pb2_grpc
@@ -120,3 +122,30 @@ async def test_a_scrape_that_is_under_way_is_answered_before_the_gateway_ends() 
             await process.was_reached.wait()
         assert (await scraping).status_code == 200
         await http.aclose()
+
+
+class RenewedDialer(PlainDialer):
+    """Of a process whose certificate changes; counts the channels that it opens."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.num_opened = 0
+
+    def open(self, address: str, party: Party) -> grpc.aio.Channel:
+        self.num_opened += 1
+        return super().open(address, party)
+
+
+async def test_channels_are_opened_again_with_a_new_certificate_and_else_kept() -> None:
+    bus, clock, dialer = made_hub(INSTANCE).connect(), ManualClock(), RenewedDialer()
+    async with served("prefill", Description({"steps_total": 9.0})) as address:
+        await register(bus, worker_at(address, "prefill-0-cc", ""))
+        watch = NeighbourWatch(bus, SUBJECTS, dialer, clock)
+        opened = []
+        for version in (0, 0, 1, 1):
+            dialer.version = version
+            assert len((await watch.neighbours()).workers) == 1
+            opened.append(dialer.num_opened)
+            clock.advance(2.0)
+        await watch.close()
+    assert opened == [1, 1, 2, 2]

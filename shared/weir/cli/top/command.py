@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from weir.cli import EXIT_NOT_RUNNING, options
+from weir.cli import EXIT_NOT_RUNNING, EXIT_USAGE, options
 from weir.cli.console import error_line, fail
 from weir.cli.scheduling import AdminKey
 from weir.core.errors import WeirError
+from weir.rpc.tls.certificates import CertificateError
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.state import try_read_state
@@ -20,6 +21,7 @@ def top(
     gateway: Annotated[str, typer.Option(help="http://HOST:PORT of a gateway that `weir up` did not start here.")] = "",
     interval_s: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two looks.")] = 1.0,
     admin_key: AdminKey = "",
+    ca: options.Ca = "",
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
     runtime_dir: options.RuntimeDir = None,
@@ -31,10 +33,14 @@ def top(
     weir top --gateway http://10.0.0.7:8000 --interval-s 2
     """
     url, key = _find_gateway(gateway, admin_key, instance, grpc_port, runtime_dir)
-    from weir.cli.top_app import TopApp  # textual takes a while to load, and no other command needs it
+    from weir.cli.top.app import TopApp  # textual takes a while to load, and no other command needs it
     from weir.client.stack import StackClient
 
-    TopApp(StackClient(url, admin_key=key), interval_s).run()
+    try:
+        client = StackClient(url, admin_key=key, ca=ca)
+    except CertificateError as error:
+        fail(f"--{error.message}", code=EXIT_USAGE)
+    TopApp(client, interval_s).run()
 
 
 def _find_gateway(
