@@ -17,8 +17,10 @@ from uuid import uuid4
 
 import grpc
 
+from weir.bus.nats_users import NATS_ROLES, NatsRole, make_seed, public_key, server_config
 from weir.bus.server import nats_server_command
-from weir.core.addresses import free_port
+from weir.bus.subjects import Subjects
+from weir.core.addresses import LOOPBACK, free_port
 from weir.runtime.config import ROLES
 from weir.testing.stack import DESCRIBE_TIMEOUT_S, START_TIMEOUT_S, wait_until
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
@@ -28,6 +30,13 @@ _MIB = 1 << 20
 _ARENA_BYTES = 512 * _MIB
 OpenChannel = Callable[[str, str], grpc.Channel]
 """To the address of a process of this role."""
+_NATS_ROLES: Mapping[str, NatsRole] = {
+    "gateway": "gateway",
+    "scheduler": "scheduler",
+    "transfer": "transfer",
+    "prefill": "worker",
+    "decode": "worker",
+}
 _LEASE = ("--lease-ttl-ms", "8000")
 """Nobody starts a worker again that was killed for its silence on a busy machine."""
 
@@ -139,7 +148,9 @@ class Cluster:
         num_schedulers: int = 1,
         environ: Mapping[str, str] | None = None,
         certified: Certified | None = None,
+        listen_host: str = LOOPBACK,
     ) -> None:
+        """`listen_host`: where all but transfer services listen; not on loopback NATS knows roles by keys."""
         self.instance = f"t{uuid4().hex[:8]}"
         self.grpc_port = free_port()
         self.http_port = free_port()
@@ -148,6 +159,8 @@ class Cluster:
         self.hosts: list[Host] = []
         self._num_schedulers = num_schedulers
         self._certified = certified
+        self._listen_host = listen_host
+        self._seed_files: dict[NatsRole, Path] = {}
         self._folder = folder
         self._environ = {**os.environ, **(environ or {})}
         self._arena_folder = Path(mkdtemp(prefix=f"weir-{self.instance}-", dir="/dev/shm"))
@@ -155,17 +168,19 @@ class Cluster:
 
     @property
     def grpc_address(self) -> str:
-        return f"127.0.0.1:{self.grpc_port}"
+        return f"{self._listen_host}:{self.grpc_port}"
 
     @property
     def nats_url(self) -> str:
-        return f"nats://127.0.0.1:{self.nats_port}"
+        return f"nats://{self._listen_host}:{self.nats_port}"
 
     def start(self) -> None:
-        self.nats = self._run("nats", nats_server_command(self.nats_port, self._folder / "nats"))
+        config = None if self._listen_host == LOOPBACK else self._write_nats_config()
+        store, host = self._folder / "nats", self._listen_host
+        self.nats = self._run("nats", nats_server_command(self.nats_port, store, host=host, config_file=config))
         for index in range(self._num_schedulers):
             self.schedulers.append(self.serve("scheduler", index=index))
-        ports = ("--listen", self.grpc_address, "--http-port", str(self.http_port))
+        ports = ("--listen", self.grpc_address, "--http-host", self._listen_host, "--http-port", str(self.http_port))
         self.gateway = self.serve("gateway", *ports)
         for process in (*self.schedulers, self.gateway):
             process.wait_ready()
@@ -174,8 +189,11 @@ class Cluster:
         """Returns at once; `nats_url` is another way to the same server."""
         command = (sys.executable, "-m", f"weir_{role}", "--instance", self.instance, "--index", str(index))
         common = ("--nats-url", nats_url or self.nats_url, "--runtime-dir", str(self._folder), "--grace-s", "3")
+        listen = ("--listen", f"{self._listen_host}:0")
         own = () if self._certified is None else self._certified.flags(role, self.instance)
-        return self._run(name or f"{role}-{index}", (*command, *common, *own, *flags))
+        if self._seed_files:
+            own = (*own, "--nats-seed-file", str(self._seed_files[_NATS_ROLES[role]]))
+        return self._run(name or f"{role}-{index}", (*command, *common, *listen, *own, *flags))
 
     def add_host(self, name: str, *, num_prefill: int = 1, num_decode: int = 1, flags: Sequence[str] = ()) -> Host:
         """Ready when this returns. The same name again: the host that was gone has come back."""
@@ -225,6 +243,18 @@ class Cluster:
                     file.unlink()
                 folder.rmdir()
         self._arena_folder.rmdir()
+
+    def _write_nats_config(self) -> Path:
+        seeds = {role: make_seed() for role in NATS_ROLES}
+        for role, seed in seeds.items():
+            self._seed_files[role] = self._folder / f"nats-{role}.seed"
+            self._seed_files[role].touch(mode=0o600)
+            self._seed_files[role].write_text(seed)
+        config = self._folder / "nats.conf"
+        config.write_text(
+            server_config({role: public_key(seed) for role, seed in seeds.items()}, Subjects(self.instance))
+        )
+        return config
 
     def _open_channel(self, address: str, role: str) -> grpc.Channel:
         if self._certified is None or address.startswith("unix:"):

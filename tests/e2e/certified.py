@@ -22,12 +22,15 @@ ROLES: dict[str, CertifiedRole] = {
 
 class Lab:
     """An authority in `folder`, whose certificates are one a role and instance unless asked for more. `ca` is the file
-    that everybody trusts."""
+    that everybody trusts. One that is there already goes on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        """`host`: where clients find gateways, beside localhost."""
         self.folder = folder
         self.ca = folder / "trusted.pem"
-        self.ca.write_bytes(make_authority(folder).cert.read_bytes())
+        self._host = host
+        if not self.ca.exists():
+            self.ca.write_bytes(make_authority(folder).cert.read_bytes())
 
     def renew(self, instance: str, roles: Iterable[str]) -> None:
         """Certificates of these roles, and the one for clients."""
@@ -55,7 +58,7 @@ class Lab:
     def public(self, *, force: bool = False) -> Pair:
         pair = Pair(self.folder / "public-localhost.pem", self.folder / "public-localhost.key")
         if force or not pair.cert.exists():
-            return issue_public(self.folder, ("localhost", "127.0.0.1"), days=_DAYS, force=force)
+            return issue_public(self.folder, ("localhost", self._host), days=_DAYS, force=force)
         return pair
 
     # What a cluster asks for.
