@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.trace import Tracer
+from starlette.types import ASGIApp
 
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.keys import AskHolder
@@ -32,7 +33,7 @@ from weir_gateway.frontends.batches.answerer import LineAnswerer
 from weir_gateway.frontends.console.api import ConsoleApi
 from weir_gateway.frontends.console.feed import StackFeed
 from weir_gateway.frontends.http_frontend import HttpFrontend
-from weir_gateway.frontends.http_server import HttpServer
+from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.keys.key_store import KeyStore
@@ -63,6 +64,7 @@ class GatewayProcess:
     """All that the process says of itself; None: what the gateway in it does."""
     clock: Clock = field(default_factory=SystemClock)
     dialer: Dialer = field(default_factory=PlainDialer)
+    make_http_server: Callable[[ASGIApp, HttpSettings, Callable[[str], None]], HttpServer] = HttpServer
 
 
 FollowModels = Callable[[ModelDirectory, PrepareModels], Coroutine[Any, Any, None]]
@@ -137,7 +139,7 @@ class Gateway:
         )
         self._feed = self._make_feed(process, access, clock)
         self.console = ConsoleApi(self._feed, self._neighbours, settings.http.streams)
-        self._http = HttpServer(self._frontend.make_app(page, self.console), settings.http, process.request_shutdown)
+        self._http = self._make_http(process, page)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
 
@@ -205,6 +207,10 @@ class Gateway:
         return HttpFrontend(
             self.processor, settings, lambda: self._is_ready, bodies, self._responses, self._jobs, quotas
         )
+
+    def _make_http(self, process: GatewayProcess, page: MetricsPage) -> HttpServer:
+        app = self._frontend.make_app(page, self.console)
+        return process.make_http_server(app, self._settings.http, process.request_shutdown)
 
     def _make_feed(self, process: GatewayProcess, access: AccessControl, clock: Clock) -> StackFeed:
         describe, max_watchers = process.figures or self._figures, self._settings.max_console_watchers

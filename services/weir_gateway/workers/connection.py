@@ -55,6 +55,13 @@ class WorkerEndpoint(NamedTuple):
     address: str
 
 
+class Dialing(NamedTuple):
+    """Who calls, and how."""
+
+    gateway_id: str
+    dialer: Dialer
+
+
 class UpdateSubscriber(Protocol):
     """A request that runs on the connection's worker. Called from the event loop; must not block."""
 
@@ -83,8 +90,7 @@ class WorkerConnection:
     def __init__(
         self,
         endpoint: WorkerEndpoint,
-        gateway_id: str,
-        dialer: Dialer,
+        dialing: Dialing,
         settings: ConnectionSettings,
         clock: Clock,
         counts: Counter[str],
@@ -92,8 +98,7 @@ class WorkerConnection:
         on_closed: Callable[["WorkerConnection"], None],
     ) -> None:
         self.worker_id, self._address = endpoint
-        self._gateway_id = gateway_id
-        self._dialer = dialer
+        self._gateway_id, self._dialer = dialing
         self._settings = settings
         self._clock = clock
         self._counts = counts

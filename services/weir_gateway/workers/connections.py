@@ -9,7 +9,7 @@ from weir.core.clock import Clock
 from weir.core.life import Attempt
 from weir.rpc.channel import Dialer
 from weir_gateway.workers.cancels import UnconfirmedCancels
-from weir_gateway.workers.connection import ConnectionSettings, WorkerConnection, WorkerEndpoint
+from weir_gateway.workers.connection import ConnectionSettings, Dialing, WorkerConnection, WorkerEndpoint
 
 
 class WorkerConnections:
@@ -30,8 +30,7 @@ class WorkerConnections:
     ) -> None:
         """`peers_of`: who may have got the sequences of a worker. `is_wanted`: whether this attempt at a request runs
         for this gateway, wherever."""
-        self._gateway_id = gateway_id
-        self._dialer = dialer
+        self._dialing = Dialing(gateway_id, dialer)
         self._settings = settings
         self._clock = clock
         self._peers_of = peers_of
@@ -48,8 +47,7 @@ class WorkerConnections:
             cancels = self._cancels_at(worker_id)
             self._connections[worker_id] = WorkerConnection(
                 endpoint,
-                self._gateway_id,
-                self._dialer,
+                self._dialing,
                 self._settings,
                 self._clock,
                 self._counts,

@@ -14,7 +14,7 @@ from weir.core.errors import Unavailable
 from weir.core.process import ProcessIdentity
 from weir.kv.layout import layout_of
 from weir.kv.memory.device import HostMemory
-from weir.rpc.arena.client import ArenaClient
+from weir.rpc.arena.client import ArenaAccess, ArenaClient
 from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.config import ConfigError
 from weir_transfer.arena import claim_arena
@@ -81,7 +81,8 @@ class DeviceHost:
         return PretendedProcess() if self.are_workers_alive else None
 
     def client(self, worker_id: str) -> ArenaClient:
-        return ArenaClient(self.socket_path, worker_id, "decode", PAGE_BYTES, "digest", print, HostMemory.open)
+        access = ArenaAccess(HostMemory.open)
+        return ArenaClient(self.socket_path, worker_id, "decode", PAGE_BYTES, "digest", print, access)
 
 
 @pytest.fixture

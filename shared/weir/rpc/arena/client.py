@@ -6,6 +6,7 @@ that calls carry, calls of an ended one are refused, and with every new one the 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ import grpc.aio
 
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.core.life import Attempt
+from weir.core.process import ProcessIdentity, own_identity
 from weir.core.trace_context import inject
 from weir.kv.arena.segment import Segment
 from weir.kv.memory.device import ArenaMemory
@@ -43,6 +45,16 @@ _WITHOUT_ANSWER = (
 """The attachment has ended, or the call may have happened."""
 
 
+@dataclass(frozen=True)
+class ArenaAccess:
+    """How a process gets at its arena. `open_memory` maps page memory that is not in the segment; None for a worker
+    that computes on the CPU. `identity`: of the process that is killed when its lease ends."""
+
+    open_memory: OpenMemory | None = None
+    dialer: Dialer = field(default_factory=PlainDialer)
+    identity: ProcessIdentity = field(default_factory=own_identity)
+
+
 class ArenaClient:
     """One lease. Make and use it in one event loop; that loop must not be blocked for longer than the lease lives.
 
@@ -57,21 +69,23 @@ class ArenaClient:
         page_bytes: int,
         model_digest: str,
         on_handed_off: Callable[[HandedOff], None],
-        open_memory: OpenMemory | None = None,
-        dialer: Dialer | None = None,
+        access: ArenaAccess | None = None,
     ) -> None:
-        """`on_handed_off` is called in the event loop, once for each sequence that comes to this lease.
-
-        `open_memory` maps page memory that is not in the segment; None for a worker that computes on the CPU.
-        """
+        """`on_handed_off` is called in the event loop, once for each sequence that comes to this lease."""
+        access = access or ArenaAccess()
         registration = arena_pb2.Register(
-            worker_id=worker_id, role=role, page_bytes=page_bytes, model_digest=model_digest
+            worker_id=worker_id,
+            role=role,
+            page_bytes=page_bytes,
+            model_digest=model_digest,
+            pid=access.identity.pid,
+            pid_start_ticks=access.identity.start_ticks,
         )
-        self._channel = (dialer or PlainDialer()).open(f"unix:{socket_path}")
+        self._channel = access.dialer.open(f"unix:{socket_path}")
         self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
         self._holdings = Holdings()
         self._sealing: set[asyncio.Future[None]] = set()
-        self._stream = LeaseStream(self._stub, registration, self._holdings, on_handed_off, open_memory)
+        self._stream = LeaseStream(self._stub, registration, self._holdings, on_handed_off, access.open_memory)
 
     @property
     def lost(self) -> asyncio.Event:
