@@ -85,6 +85,7 @@ class ArenaClient:
         self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
         self._holdings = Holdings()
         self._sealing: set[asyncio.Future[None]] = set()
+        self._handing_off: dict[asyncio.Future[None], Acquired] = {}
         self._stream = LeaseStream(self._stub, registration, self._holdings, on_handed_off, access.open_memory)
 
     @property
@@ -134,9 +135,12 @@ class ArenaClient:
                 lease_id=self.lease_id, attachment=attachment, num_pages=num_pages, num_slots=num_slots
             )
             answer = await self._try_once(attachment, self._stub.Acquire(request, timeout=_CALL_TIMEOUT_S))
+            if answer is None:
+                continue
+            acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+            await self._wait_handed_off(acquired, attachment, ends_at_s)
             # A newer attachment did not claim these pages, so the service has them back.
-            if answer is not None and self._stream.is_current(attachment):
-                acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+            if self._stream.is_current(attachment):
                 self._holdings.add(acquired.page_ids, acquired.slots)
                 return acquired
 
@@ -158,8 +162,11 @@ class ArenaClient:
             )
             timeout_s = _CALL_TIMEOUT_S + self._stream.prefix_wait_s
             answer = await self._try_once(attachment, self._stub.Match(request, timeout=timeout_s))
-            if answer is not None and self._stream.is_current(attachment):  # else as in `acquire`
-                acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+            if answer is None:
+                continue
+            acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+            await self._wait_handed_off(acquired, attachment, ends_at_s)
+            if self._stream.is_current(attachment):  # else as in `acquire`
                 match = PrefixMatch(answer.match_id, tuple(answer.matched_page_ids), acquired)
                 self._holdings.add((*match.page_ids, *acquired.page_ids), acquired.slots)
                 return match
@@ -233,8 +240,10 @@ class ArenaClient:
         summary = self.segment.record(slot).summarize()
         if summary is None:
             raise ValueError(f"slot {slot} has no published record")
-        self._holdings.begin_hand_off(slot, summary.page_ids.tolist())
-        is_kept = False
+        page_ids = summary.page_ids.tolist()
+        self._holdings.begin_hand_off(slot, page_ids)
+        settled, is_kept = asyncio.get_running_loop().create_future(), False
+        self._handing_off[settled] = Acquired(tuple(page_ids), (slot,))
         try:
             await self._wait_sealed()
             return await self._hand_off(
@@ -254,6 +263,8 @@ class ArenaClient:
             raise
         finally:
             self._holdings.end_hand_off(slot, is_kept=is_kept)
+            del self._handing_off[settled]
+            settled.set_result(None)
 
     async def close(self) -> None:
         """Gives up the lease and all it holds. The process must not write into the arena from here on."""
@@ -285,6 +296,20 @@ class ArenaClient:
         """A Seal that arrived after its pages were released would name pages that hold something else by then."""
         if self._sealing:
             await asyncio.wait(self._sealing)
+
+    async def _wait_handed_off(self, acquired: Acquired, attachment: int, ends_at_s: float) -> None:
+        """What is given out anew while the answer to its hand-off is still awaited is in use here until that has come.
+        Raises Unavailable when it does not: then what was acquired goes back."""
+        page_ids, slots = set(acquired.page_ids), set(acquired.slots)
+        while waiting := [
+            settled
+            for settled, given in self._handing_off.items()
+            if not (page_ids.isdisjoint(given.page_ids) and slots.isdisjoint(given.slots))
+        ]:
+            done, _ = await asyncio.wait(waiting, timeout=max(0.0, ends_at_s - _now_s()))
+            if not done:
+                self._stream.renew(attachment)
+                raise Unavailable("pages came back before it was known that they were handed off")
 
     async def _try_once(self, attachment: int, call: Awaitable[_AnswerT]) -> _AnswerT | None:
         """None: the answer is lost, or the attachment has ended; a new one is under way then."""
