@@ -4,7 +4,6 @@ from pathlib import Path
 
 from tests.simulation.loop import SimProcess
 from tests.simulation.mortal import MortalSegment
-
 from weir.kv.arena.segment import claim_segment
 from weir.kv.geometry import PAGE_TOKENS, ArenaGeometry
 from weir_transfer.arena import ClaimedArena
@@ -12,9 +11,7 @@ from weir_transfer.messages import ArenaSettings
 
 PAGE_BYTES = 8 * PAGE_TOKENS
 NUM_SLOTS = 16
-ARENA_SETTINGS = ArenaSettings(
-    heartbeat_interval_ms=200, lease_ttl_ms=2000, prefix_wait_ms=3000, adoption_wait_ms=6000
-)
+ARENA_SETTINGS = ArenaSettings(heartbeat_interval_ms=200, lease_ttl_ms=2000, prefix_wait_ms=3000, adoption_wait_ms=6000)
 
 
 class Host:

@@ -7,22 +7,19 @@ import asyncio
 import logging
 import random
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
+from tests.simulation.bus_buckets import SimBucket, SimWatch
 from tests.simulation.loop import PROCESS, SimLoop, SimProcess
-
 from weir.bus.in_memory import BucketState
 from weir.bus.protocol import (
     BusMessage,
     BusTimeout,
     BusUnavailable,
     Headers,
-    KeyConflict,
-    KvEntry,
     MessageHandler,
     NoResponder,
-    check_key,
 )
 from weir.core.tasks import end_tasks
 
@@ -31,6 +28,18 @@ _KV_TIMEOUT_S = 5.0
 _RECONNECT_S = 0.2
 _APART_S = 1e-9
 """Between two messages of a connection: timers of one time fire in any order."""
+
+
+_NOBODY = SimProcess("nats", 0)
+"""In whose context the server does what it does."""
+
+
+class _Now:
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def now_s(self) -> float:
+        return self._loop.time()
 
 
 class SimHub:
@@ -139,7 +148,7 @@ class SimSubscription:
             message, answer = self._waiting.popleft()
             try:
                 payload = await self._handler(message)
-            except Exception:
+            except Exception:  # noqa: BLE001 - as NATS' client: the boundary to what a handler does
                 _log.exception("handler of %s failed", message.subject)
                 continue
             if payload is not None and answer is not None:
@@ -317,94 +326,3 @@ class SimBus:
         for subscriptions in list(self._subscriptions.values()):
             for subscription in list(subscriptions):
                 await subscription.close()
-
-
-class _Now:
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-
-    def now_s(self) -> float:
-        return self._loop.time()
-
-
-_NOBODY = SimProcess("nats", 0)
-
-
-class SimBucket:
-    """`weir.bus.protocol.KvBucket`."""
-
-    def __init__(self, bus: SimBus, state: BucketState, watches: list["SimWatch"]) -> None:
-        self._bus = bus
-        self._state = state
-        self._watches = watches
-
-    async def put(self, key: str, value: bytes) -> int:
-        check_key(key)
-        revision: int = await self._bus.ask_server(lambda: self._put(key, value))
-        return revision
-
-    async def update(self, key: str, value: bytes, *, revision: int) -> int:
-        def compare_and_set() -> int:
-            present = self._state.try_get(key)
-            present_revision = present.revision if present else 0
-            if present_revision != revision:
-                raise KeyConflict(f"key {key} is at revision {present_revision}, not {revision}")
-            return self._put(key, value)
-
-        new_revision: int = await self._bus.ask_server(compare_and_set)
-        return new_revision
-
-    async def get(self, key: str) -> KvEntry | None:
-        check_key(key)
-        entry: KvEntry | None = await self._bus.ask_server(lambda: self._state.try_get(key))
-        return entry
-
-    async def delete(self, key: str) -> None:
-        await self._bus.ask_server(lambda: self._put(key, None))
-
-    async def list_entries(self) -> list[KvEntry]:
-        entries: list[KvEntry] = await self._bus.ask_server(self._state.present)
-        return [entry for entry in entries if entry.value is not None]
-
-    async def watch(self) -> AsyncIterator[KvEntry]:
-        watch = SimWatch(self._bus)
-        self._watches.append(watch)
-        self._bus.send(watch.begin_again, self._state)
-        try:
-            while not self._bus.is_closed:
-                yield await watch.next()
-        finally:
-            if watch in self._watches:
-                self._watches.remove(watch)
-
-    def _put(self, key: str, value: bytes | None) -> int:
-        revision = self._state.put(key, value)
-        for watch in self._watches:
-            watch.tell(KvEntry(key, value, revision))
-        return revision
-
-
-class SimWatch:
-    """What one watcher is still to be told."""
-
-    def __init__(self, bus: SimBus) -> None:
-        self.bus = bus
-        self._waiting: deque[KvEntry] = deque()
-        self._news = asyncio.Event()
-
-    def begin_again(self, state: BucketState) -> None:
-        for entry in state.present():
-            self.tell(entry)
-
-    def tell(self, entry: KvEntry) -> None:
-        self.bus.receive(self._take, entry)
-
-    async def next(self) -> KvEntry:
-        while not self._waiting:
-            self._news.clear()
-            await self._news.wait()
-        return self._waiting.popleft()
-
-    def _take(self, entry: KvEntry) -> None:
-        self._waiting.append(entry)
-        self._news.set()

@@ -1,4 +1,4 @@
-"""The promises that hold of the stack itself: P3 at every write of a transfer service, and what must be so at the end."""
+"""The promises that hold of the stack itself: P3 all along, no defect in the log, and what must be so at the end."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -55,8 +55,8 @@ _IDLE = {
 
 
 def _unrest_of(place: "Place") -> str:
-    if place.process is None or place.component is None:
-        return f"{place.name} does not run"
+    if place.process is None or place.component is None or not place.is_ready:
+        return f"{place.name} is not ready"
     described = place.process.context.copy().run(place.component.describe)
     errors = place.process.context.copy().run(lambda: described.integrity_errors)
     if errors:

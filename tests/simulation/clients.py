@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+
 from tests.simulation.grpc_client import SimChannel
 from tests.unit.gateway.fake_model import EOS, VOCAB_SIZE
-
 from weir.core.sampling import SamplingParams
 from weir.rpc.conversions import sampling_to_pb
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -62,13 +62,18 @@ class Outcome:
     num_calls: int = 0
 
 
-def draw_specs(rng: random.Random, num_requests: int, span_s: float, num_gateways: int, mix: frozenset[str]) -> list[RequestSpec]:
+def draw_specs(
+    rng: random.Random, num_requests: int, span_s: float, num_gateways: int, mix: frozenset[str]
+) -> list[RequestSpec]:
     """Prompts share prefixes, so that pages are."""
     texts = [tuple(rng.randrange(EOS) for _ in range(120)) for _ in range(3)]
     specs = []
     for index in range(num_requests):
         text = rng.choice(texts)
-        prompt = (*text[: rng.choice((3, 16, 17, 33, 64, 100))], *(rng.randrange(EOS) for _ in range(rng.randrange(1, 24))))
+        prompt = (
+            *text[: rng.choice((3, 16, 17, 33, 64, 100))],
+            *(rng.randrange(EOS) for _ in range(rng.randrange(1, 24))),
+        )
         is_kept = rng.random() < 0.5
         specs.append(
             RequestSpec(
@@ -189,9 +194,7 @@ class Client:
     def _take(self, response: Any) -> None:
         spec, tokens = self.outcome.spec, self.outcome.tokens
         if response.token_ids and response.first_index != len(tokens):
-            raise BrokenPromise(
-                f"P2: {spec.name} got token {response.first_index} when {len(tokens)} was next"
-            )
+            raise BrokenPromise(f"P2: {spec.name} got token {response.first_index} when {len(tokens)} was next")
         tokens.extend(response.token_ids)
         if tokens != self._expected[: len(tokens)]:
             wrong = next(i for i, token in enumerate(tokens) if self._expected[i : i + 1] != [token])

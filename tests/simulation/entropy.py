@@ -2,6 +2,7 @@
 places that only label something with a time or an id, in some thirty files, and for what an import has bound.
 """
 
+import functools
 import os
 import random
 import time
@@ -12,11 +13,13 @@ from unittest import mock
 
 from tests.simulation.loop import SimLoop
 from tests.simulation.mortal import MortalSegment
-
+from weir_gateway.frontends.openapi.document import openapi_document
 from weir_scheduler.counters_store import CountersStore
 from weir_scheduler.leadership import Leadership
 
 _UNIX_S = 1_700_000_000.0
+_document = functools.cache(openapi_document)
+"""A third of what a world takes, and nobody reads it."""
 
 
 @contextmanager
@@ -29,16 +32,23 @@ def taken_from_the_world(loop: SimLoop, rng: random.Random) -> Iterator[None]:
     def unix_ns() -> int:
         return int(unix_s() * 1e9)
 
+    def monotonic_ns() -> int:
+        return int(loop.time() * 1e9)
+
+    def new_id() -> uuid.UUID:
+        return uuid.UUID(int=rng.getrandbits(128), version=4)
+
     exchanged = (
         mock.patch.object(time, "time", unix_s),
         mock.patch.object(time, "time_ns", unix_ns),
         mock.patch.object(time, "monotonic", loop.time),
         mock.patch.object(time, "perf_counter", loop.time),
-        mock.patch.object(time, "monotonic_ns", lambda: int(loop.time() * 1e9)),
-        mock.patch.object(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4)),
+        mock.patch.object(time, "monotonic_ns", monotonic_ns),
+        mock.patch.object(uuid, "uuid4", new_id),
         mock.patch.object(os, "urandom", rng.randbytes),
         mock.patch("weir.kv.arena.segment.Segment", MortalSegment),
         mock.patch("weir.rpc.arena.lease_stream.Segment", MortalSegment),
+        mock.patch("weir_gateway.frontends.http_frontend.openapi_document", _document),
         *(
             mock.patch.dict(owner.__init__.__kwdefaults__, unix_time_s=unix_s)  # type: ignore[misc]
             for owner in (Leadership, CountersStore)

@@ -7,12 +7,14 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation.roles import ROLES, Place
+from tests.simulation.roles import ROLES
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _LONGEST_STOP_S = 5.0
+_MAX_TRIES = 200
+_TRY_AGAIN_S = 0.05
 _Fault = Callable[["World"], Awaitable[bool]]
 """False: there was nothing to strike."""
 
@@ -52,11 +54,11 @@ async def strike(world: "World", num_faults: int, span_s: float) -> None:
 
 
 async def _strike_once(world: "World", kind: str) -> None:
-    for _ in range(20):
+    for _ in range(_MAX_TRIES):
         if await FAULTS[kind](world):
             world.num_faults += 1
             return
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(_TRY_AGAIN_S)
 
 
 def _crash(role: str) -> _Fault:
@@ -164,7 +166,3 @@ FAULTS: dict[str, _Fault] = {
     "NATS is away": _bus_away,
     "a process is cut off from NATS": _bus_cut_off,
 }
-
-
-def is_alive(place: Place) -> bool:
-    return place.process is not None and not place.process.is_dead

@@ -299,6 +299,9 @@ class StreamStreamCall(UnaryStreamCall):
         if self._has_done_writing:
             raise asyncio.InvalidStateError('RPC is half closed after calling "done_writing".')
         data = self._serialize(request)
+        if self._connection is None:  # as without a connection: known before anything is written
+            await asyncio.shield(self._status)
+            self._raise_for_status()
         try:
             while self.num_unread >= WINDOW_MESSAGES and not self.done():
                 self._room.clear()

@@ -134,7 +134,7 @@ class SimLoop(asyncio.BaseEventLoop):
         process.parked.clear()
 
     def end(self) -> None:
-        """At the world's end: what is left is never run, and what is still called while it is collected does nothing."""
+        """What is left is never run, and what is still called while it is collected does nothing."""
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._readers.clear()
@@ -164,22 +164,8 @@ class SimLoop(asyncio.BaseEventLoop):
         """There are none."""
 
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
-        while scheduled and scheduled[0]._cancelled:
-            heapq.heappop(scheduled)._scheduled = False
-            self._timer_cancelled_count -= 1
-        if not ready:
-            if not scheduled:
-                raise Stuck("nothing will ever happen any more")
-            self._now_s = max(self._now_s, scheduled[0]._when)
-        while scheduled and scheduled[0]._when <= self._now_s:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            if handle._cancelled:
-                self._timer_cancelled_count -= 1
-            else:
-                ready.append(handle)
-        after_event = self.after_event
+        self._take_due_timers()
+        ready, after_event = self._ready, self.after_event
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:
@@ -198,6 +184,21 @@ class SimLoop(asyncio.BaseEventLoop):
                 after_event(process)
         if self.num_events > self._max_events:
             raise Stuck(f"more than {self._max_events} events: something goes round and round")
+
+    def _take_due_timers(self) -> None:
+        """Of the next time at which there is one, if nothing is ready now."""
+        ready, scheduled = self._ready, self._scheduled
+        while scheduled and scheduled[0]._cancelled:
+            heapq.heappop(scheduled)._scheduled = False
+        if not ready:
+            if not scheduled:
+                raise Stuck("nothing will ever happen any more")
+            self._now_s = max(self._now_s, scheduled[0]._when)
+        while scheduled and scheduled[0]._when <= self._now_s:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+            if not handle._cancelled:
+                ready.append(handle)
 
 
 class _SimTask(asyncio.Task):  # type: ignore[type-arg]

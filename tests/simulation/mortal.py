@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.simulation.loop import PROCESS, ProcessDied
 
+from tests.simulation.loop import PROCESS, ProcessDied
 from weir.kv.arena.segment import Segment
 from weir.kv.records.record import SequenceRecord
 

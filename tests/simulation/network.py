@@ -242,5 +242,3 @@ class SimDialer:
         )
         await asyncio.sleep(timeout_s if is_blocked else self._network.draw_delay_s())
         return server is None
-
-

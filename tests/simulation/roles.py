@@ -1,6 +1,7 @@
 """The processes of a stack as their programs make them, with the world's network, bus, engine and time around them."""
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from opentelemetry.trace import NoOpTracer
+
 from tests.simulation.arenas import ARENA_SETTINGS, PAGE_BYTES, Host
 from tests.simulation.engine import TurnedInLoop
 from tests.simulation.grpc_client import SimChannel
@@ -16,7 +18,6 @@ from tests.simulation.grpc_server import SimServer
 from tests.simulation.loop import PROCESS, SimProcess
 from tests.simulation.network import SimDialer
 from tests.unit.gateway.fake_model import VOCAB_SIZE, byte_model
-
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.errors import WeirError
@@ -38,7 +39,6 @@ from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.process import WorkerProcess
 from weir.worker.role import RoleParts
 from weir.worker.roles.config import DecodeConfig, PrefillConfig
-from weir.worker.roles.decode import DecodeRole
 from weir.worker.roles.kinds import KINDS
 from weir.worker.shell import ShellOutside, WorkerShell
 from weir_gateway.batches.jobs import BatchSettings
@@ -101,6 +101,7 @@ class Place:
     process: SimProcess | None = None
     component: Component | None = None
     ask_to_end: Callable[[str], None] | None = None
+    is_ready: bool = False
     num_starts: int = 0
 
     @property
@@ -147,6 +148,7 @@ async def run_process(world: "World", place: Place, process_id: str) -> None:
         try:
             starting.result()
             readiness.open()
+            place.is_ready = True
             world.note(f"{place.name} is ready as {process_id}")
         except WeirError as error:
             ask(f"could not start: {error}")
@@ -160,15 +162,11 @@ async def run_process(world: "World", place: Place, process_id: str) -> None:
 
 
 async def _bounded(work: Awaitable[None], limit_s: float) -> None:
-    try:
+    with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(work, limit_s)
-    except TimeoutError:
-        pass
 
 
-def _context_of(
-    place: Place, process_id: str, server: SimServer, ask: Callable[[str], None]
-) -> ServiceContext[Any]:
+def _context_of(place: Place, process_id: str, server: SimServer, ask: Callable[[str], None]) -> ServiceContext[Any]:
     socket = place.host.socket
     config: Any = None
     if place.role == "prefill":
@@ -177,7 +175,12 @@ def _context_of(
         )
     elif place.role == "decode":
         config = DecodeConfig(
-            instance=INSTANCE, arena_socket=socket, index=place.index, max_num_seqs=6, chunk_tokens=64, target_step_ms=0,
+            instance=INSTANCE,
+            arena_socket=socket,
+            index=place.index,
+            max_num_seqs=6,
+            chunk_tokens=64,
+            target_step_ms=0,
             swap_bytes=0,
         )
     admin = AdminService(Identity(place.role, process_id, ""), Description)
@@ -218,7 +221,12 @@ async def _build_transfer(world: "World", place: Place, context: ServiceContext[
     def make_publisher(index: PrefixIndex) -> PrefixEventPublisher:
         incarnation = arena.segment.begin_incarnation()
         return PrefixEventPublisher(
-            world.connect_bus, Subjects(INSTANCE), arena.segment.arena_id, incarnation, index, context.tracer,
+            world.connect_bus,
+            Subjects(INSTANCE),
+            arena.segment.arena_id,
+            incarnation,
+            index,
+            context.tracer,
             world.clock,
         )
 
@@ -280,4 +288,3 @@ _BUILDERS: dict[str, Callable[..., Awaitable[Component]]] = {
     "decode": _build_worker,
 }
 ROLES = tuple(_BUILDERS)
-__all__ = ["DecodeRole", "ROLES", "Place", "run_process"]

@@ -1,4 +1,4 @@
-"""One world: a whole stack in one event loop, from a seed. It is started, struck, healed, and must then be well again."""
+"""One world: a whole stack in one event loop, from a seed. It is started, struck, healed, and must be well again."""
 
 import asyncio
 import gc
@@ -11,7 +11,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,8 +23,8 @@ from tests.simulation.entropy import taken_from_the_world
 from tests.simulation.faults import draw_mix, set_rates, strike
 from tests.simulation.loop import ProcessDied, SimLoop, SimProcess, Stuck
 from tests.simulation.network import Network
-from tests.simulation.roles import MAX_CONTEXT, Place, run_process
-
+from tests.simulation.plan import Plan, Result
+from tests.simulation.roles import MAX_CONTEXT, ROLES, Place, run_process
 from weir.bus.protocol import Bus
 from weir.core.process import ProcessIdentity
 
@@ -38,38 +37,14 @@ _CHECK_EVERY_WRITES = 8
 _STORY_LINES = 400
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a seed stands for; replaced in part to shrink a story."""
-
-    seed: int
-    mix: frozenset[str] | None = None
-    max_requests: int | None = None
-
-
-@dataclass
-class Result:
-    """What became of one world. `broken` empty: every promise was kept."""
-
-    seed: int
-    mix: tuple[str, ...]
-    num_requests: int
-    num_events: int
-    num_faults: int
-    virtual_s: float
-    trace: int
-    broken: str
-    story: list[str] = field(default_factory=list)
-    ends: dict[str, int] = field(default_factory=dict)
-
-
 class World(Killer):
     """Everything is drawn from the seed."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         shape = random.Random(plan.seed)
         self.rng = random.Random(shape.getrandbits(64))
-        self.mix = draw_mix(shape)
+        self._cut = plan.cut
+        self.mix = draw_mix(shape) if plan.cut is None else frozenset()
         if plan.mix is not None:
             self.mix &= plan.mix
         self.loop = self.clock = SimLoop(self.rng, _MAX_EVENTS)
@@ -78,14 +53,16 @@ class World(Killer):
         self.hub = SimHub(self.loop, self.rng)
         self.step_s = shape.choice((0.002, 0.01, 0.03))
         self.hosts = [
-            Host(index, folder, shape.choice((36, 60, 120)), MAX_CONTEXT) for index in range(shape.choice((1, 1, 2)))
+            Host(index, folder, shape.choice((36, 60, 120)), MAX_CONTEXT)
+            for index in range(shape.choice((1, 1, 2)) if plan.cut is None else 1)
         ]
         self.places = self._draw_places(shape)
         self.num_faults = 0
-        self._num_faults_wanted = shape.randrange(3, 9)
-        self._span_s = shape.choice((2.0, 4.0, 8.0))
+        self._num_faults_wanted = shape.randrange(3, 9) if plan.cut is None else 0
+        self._span_s = shape.choice((2.0, 4.0, 8.0)) if plan.cut is None else 0.3
         num_gateways = sum(place.role == "gateway" for place in self.places)
-        specs = draw_specs(shape, shape.randrange(8, 17), self._span_s, num_gateways, self.mix)
+        num_requests = shape.randrange(8, 17) if plan.cut is None else 4
+        specs = draw_specs(shape, num_requests, self._span_s, num_gateways, self.mix)
         self._specs = specs[: plan.max_requests]
         self.outcomes: list[Outcome] = []
         self.story: deque[str] = deque(maxlen=_STORY_LINES)
@@ -101,6 +78,8 @@ class World(Killer):
 
     def _draw_places(self, shape: random.Random) -> list[Place]:
         counts = {"transfer": 1, "scheduler": shape.choice((1, 2)), "gateway": shape.choice((1, 2))}
+        if self._cut is not None:
+            counts = dict.fromkeys(ROLES, 1)
         places = []
         for host in self.hosts:
             for role in ("transfer", "prefill", "decode"):
@@ -158,6 +137,7 @@ class World(Killer):
         place = next((one for one in self.places if one.process is process), None)
         if place is not None:
             place.process = place.component = place.ask_to_end = None
+            place.is_ready = False
             self.loop.call_later(self.rng.uniform(0.1, 1.5), self._start, place, context=self._nobody())
 
     def stop(self, process: SimProcess) -> None:
@@ -236,6 +216,7 @@ class World(Killer):
             self.broken,
             list(self.story) if self.broken else [],
             ends,
+            {one.name.split("-")[0]: one.num_writes for one in self._processes.values() if one.name.endswith("-0.1")},
         )
 
     async def _live(self) -> None:
@@ -255,7 +236,7 @@ class World(Killer):
     def _heal(self) -> None:
         self.network.heal()
         self.hub.heal()
-        for process in self._processes.values():
+        for process in self._processes.values() if self._cut is None else ():
             process.dies_at_write = None
 
     async def _probe(self) -> None:
@@ -311,6 +292,8 @@ class World(Killer):
         place.num_starts += 1
         process_id = f"{place.role}-{place.index}-{self.rng.getrandbits(32):08x}"
         process = place.process = self._new_process(f"{place.name}.{place.num_starts}")
+        if self._cut is not None and place.num_starts == 1 and place.role == self._cut[0]:
+            process.dies_at_write = self._cut[1]
         task = self.loop.create_task(run_process(self, place, process_id), context=process.context.copy())
         task.add_done_callback(lambda ended: self._on_main_end(process, ended))
 
@@ -377,7 +360,7 @@ def run_seed(plan: Plan) -> Result:
     gc.disable()  # no `finally` runs because of when a collection happens to come
     try:
         result = _run_in(plan, folder)
-        with mock.patch.object(sys, "unraisablehook", lambda _: None), _logged_by(logging.NullHandler()):
+        with mock.patch.object(sys, "unraisablehook"), _logged_by(logging.NullHandler()):
             gc.collect()  # what never ended: its `finally` finds a loop that does nothing
         return result
     finally:
@@ -390,6 +373,7 @@ def _run_in(plan: Plan, folder: Path) -> Result:
     with taken_from_the_world(world.loop, world.rng):
         result = world.run()
     result.seed = plan.seed
+    result.cut_role = plan.cut[0] if plan.cut else ""
     for host in world.hosts:
         if host.segment is not None:
             host.segment.close()
