@@ -212,14 +212,14 @@ class SimBus:
         if not self.is_connected or self.is_closed:
             raise BusUnavailable("not connected to the server")
 
-    def send(self, at_server: Callable[..., None], *args: Any) -> None:
+    def send(self, at_server: Callable[..., object], *args: Any) -> None:
         """In order, unless the connection breaks before it arrives. The server's side runs in nobody's context."""
         self._travel(0, _NOBODY, at_server, args)
 
     def receive(self, at_client: Callable[..., None], *args: Any) -> None:
         self._travel(1, self.process, at_client, args)
 
-    def _travel(self, way: int, whose: SimProcess, arrive: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _travel(self, way: int, whose: SimProcess, arrive: Callable[..., object], args: tuple[Any, ...]) -> None:
         if not self.is_at_server:
             return
         loop, term = self._hub.loop, self.term

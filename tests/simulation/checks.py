@@ -34,9 +34,10 @@ class LogWatch(logging.Handler):
 
 def check_arena(place: "Place") -> None:
     """P3: no page has two owners, none is lost, and what the tables say fits."""
-    if place.process is None or place.component is None:
+    component = place.component
+    if place.process is None or component is None:
         return
-    errors = place.process.context.copy().run(lambda: place.component.describe().integrity_errors)
+    errors = place.process.context.copy().run(lambda: component.describe().integrity_errors)
     if errors:
         raise BrokenPromise(f"P3: {place.name}: {'; '.join(errors[:3])}")
 

@@ -160,7 +160,7 @@ class Client:
         world, spec = self._world, self.outcome.spec
         address = world.gateway_address(spec.gateway + self.outcome.num_calls - 1)
         async with SimChannel(world.network, address) as channel:
-            stub: Any = inference_pb2_grpc.InferenceStub(channel)
+            stub: Any = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[call-overload]
             stream = stub.Generate(self._request(), timeout=spec.deadline_s)
             try:
                 await self._read_all(stream)
@@ -200,7 +200,7 @@ class Client:
             wrong = next(i for i, token in enumerate(tokens) if self._expected[i : i + 1] != [token])
             raise BrokenPromise(f"P1: {spec.name} got another token {wrong} than it has when nothing goes wrong")
 
-    def _check_whole(self, reason: int) -> None:
+    def _check_whole(self, reason: types_pb2.FinishReason.ValueType) -> None:
         spec = self.outcome.spec
         if self.outcome.tokens != self._expected:
             raise BrokenPromise(

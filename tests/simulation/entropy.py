@@ -8,7 +8,8 @@ import random
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 from tests.simulation.loop import SimLoop
@@ -38,7 +39,7 @@ def taken_from_the_world(loop: SimLoop, rng: random.Random) -> Iterator[None]:
     def new_id() -> uuid.UUID:
         return uuid.UUID(int=rng.getrandbits(128), version=4)
 
-    exchanged = (
+    exchanged: tuple[AbstractContextManager[Any], ...] = (
         mock.patch.object(time, "time", unix_s),
         mock.patch.object(time, "time_ns", unix_ns),
         mock.patch.object(time, "monotonic", loop.time),
@@ -49,10 +50,7 @@ def taken_from_the_world(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         mock.patch("weir.kv.arena.segment.Segment", MortalSegment),
         mock.patch("weir.rpc.arena.lease_stream.Segment", MortalSegment),
         mock.patch("weir_gateway.frontends.http_frontend.openapi_document", _document),
-        *(
-            mock.patch.dict(owner.__init__.__kwdefaults__, unix_time_s=unix_s)  # type: ignore[misc]
-            for owner in (Leadership, CountersStore)
-        ),
+        *(mock.patch.dict(owner.__init__.__kwdefaults__, unix_time_s=unix_s) for owner in (Leadership, CountersStore)),
     )
     random_state = random.getstate()
     random.seed(rng.getrandbits(64))

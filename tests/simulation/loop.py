@@ -60,6 +60,9 @@ class SimProcess:
 class SimLoop(asyncio.BaseEventLoop):
     """Without a selector, threads and sockets: what wants one of them fails."""
 
+    _ready: deque[Any]
+    _scheduled: list[Any]
+
     def __init__(self, rng: random.Random, max_events: int) -> None:
         super().__init__()
         self._now_s = 1000.0
@@ -79,7 +82,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """The loop is the clock of every process too."""
         return self._now_s
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":  # type: ignore[override]
@@ -102,12 +105,12 @@ class SimLoop(asyncio.BaseEventLoop):
         self.call_later(self._rng.random() * 0.002, settle)
         return future
 
-    def add_reader(self, fd: int, callback: Callable[..., Any], *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         """Of the world's own descriptors only; `make_readable` calls it."""
         handle = asyncio.Handle(callback, args, self, contextvars.copy_context())
         self._readers[fd] = PROCESS.get(None), handle
 
-    def remove_reader(self, fd: int) -> bool:
+    def remove_reader(self, fd: Any) -> bool:
         return self._readers.pop(fd, None) is not None
 
     def make_readable(self, fd: int) -> None:
@@ -150,11 +153,11 @@ class SimLoop(asyncio.BaseEventLoop):
             self._ready.append(handle)
         return handle
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.is_over:
             heapq.heappush(self._scheduled, timer)
-            timer._scheduled = True
+            timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
     def _write_to_self(self) -> None:

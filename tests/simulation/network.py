@@ -36,14 +36,14 @@ class Direction:
         self._network = network
         self._pair = (sender, receiver)
         self._last_s = 0.0
-        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._held: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.is_cut = False
 
     @property
     def is_blocked(self) -> bool:
         return self._pair in self._network.blocked
 
-    def send(self, deliver: Callable[..., None], *args: Any) -> None:
+    def send(self, deliver: Callable[..., object], *args: Any) -> None:
         if self.is_cut:
             return
         if self.is_blocked:
@@ -58,7 +58,7 @@ class Direction:
         for deliver, args in held:
             self.send(deliver, *args)
 
-    def _arrive(self, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _arrive(self, deliver: Callable[..., object], args: tuple[Any, ...]) -> None:
         if not self.is_cut:
             deliver(*args)
 

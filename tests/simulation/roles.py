@@ -143,7 +143,8 @@ async def run_process(world: "World", place: Place, process_id: str) -> None:
     component = place.component = await _BUILDERS[place.role](world, place, context)
     await server.start()
     starting = asyncio.create_task(component.start())
-    await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
+    either: list[asyncio.Future[Any]] = [starting, asked]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
         try:
             starting.result()
@@ -267,7 +268,7 @@ async def _build_worker(world: "World", place: Place, context: ServiceContext[An
             load,
             world.connect_bus,
             world.clock,
-            functools.partial(TurnedInLoop, rng=world.rng, step_s=step_s),  # type: ignore[arg-type]
+            functools.partial(TurnedInLoop, rng=world.rng, step_s=step_s),
         )
         return lambda: WorkerShell(
             context.in_role(role, worker_id, config), spec, KINDS[role].limits_of(config), make_role, outside

@@ -112,7 +112,7 @@ async def _what_of(seen: Seen, awaitable: Awaitable[Any]) -> None:
 
 async def _served(seen: Seen, server: Any, address: str, handler: Handler) -> None:
     worker_pb2_grpc.add_WorkerServicer_to_server(Worker(seen, handler), server)
-    inference_pb2_grpc.add_InferenceServicer_to_server(Inference(seen), server)
+    inference_pb2_grpc.add_InferenceServicer_to_server(Inference(seen), server)  # type: ignore[abstract]
     del address
     await server.start()
 

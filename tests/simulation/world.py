@@ -80,7 +80,7 @@ class World(Killer):
         counts = {"transfer": 1, "scheduler": shape.choice((1, 2)), "gateway": shape.choice((1, 2))}
         if self._cut is not None:
             counts = dict.fromkeys(ROLES, 1)
-        places = []
+        places: list[Place] = []
         for host in self.hosts:
             for role in ("transfer", "prefill", "decode"):
                 for _ in range(counts.get(role) or shape.choice((1, 1, 2, 3) if len(self.hosts) == 1 else (1, 1, 2))):
