@@ -4,10 +4,13 @@ ISSTA 2012): what is always there hides what happens without it.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
-from tests.simulation.roles import ROLES
+from tests.simulation.loop import SimProcess
+from tests.simulation.roles import ROLES, Place
+from weir.bus.messages import SetDrain, SetRole
+from weir.worker.process import WorkerProcess
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 _LONGEST_STOP_S = 5.0
 _MAX_TRIES = 200
 _TRY_AGAIN_S = 0.05
+_ANSWER_S = 5.0
+_EPOCH = 1 << 40
+"""Of whoever tells workers what to do: above that of every leader."""
 _Fault = Callable[["World"], Awaitable[bool]]
 """False: there was nothing to strike."""
 
@@ -155,12 +161,60 @@ async def _bus_cut_off(world: "World") -> bool:
     return True
 
 
+async def _drain(world: "World") -> bool:
+    """As operators do, who think better of it."""
+    worker = _try_draw_worker(world)
+    if worker is None:
+        return False
+    place, process, component = worker
+    world.note(f"{place.name} is drained")
+    grace_ms = world.rng.choice((0, 300, 2000))
+    await _tell(world, process, lambda: component.on_drain(SetDrain(_EPOCH, is_draining=True, grace_ms=grace_ms)))
+    await asyncio.sleep(world.rng.choice((0.1, 1.0, 3.0)))
+    await _tell(world, process, lambda: component.on_drain(SetDrain(_EPOCH, is_draining=False)))
+    return True
+
+
+async def _change_role(world: "World") -> bool:
+    """There and back again."""
+    worker = _try_draw_worker(world)
+    if worker is None:
+        return False
+    place, process, component = worker
+    other = "prefill" if place.role == "decode" else "decode"
+    world.note(f"{place.name} becomes a {other} worker")
+    await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, other, 500)))
+    await asyncio.sleep(world.rng.choice((0.5, 2.0, 4.0)))
+    for _ in range(_MAX_TRIES):
+        await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, place.role, 500)))
+        await asyncio.sleep(_TRY_AGAIN_S)
+        described = component.describe()
+        if process.is_dead or (described.role == place.role and not described.metrics["is_changing_role"]):
+            break
+    return True
+
+
+def _try_draw_worker(world: "World") -> tuple[Place, SimProcess, WorkerProcess] | None:
+    place = world.try_draw_place("prefill", "decode")
+    if place is None or place.process is None or not place.is_ready or not isinstance(place.component, WorkerProcess):
+        return None
+    return place, place.process, place.component
+
+
+async def _tell(world: "World", process: SimProcess, command: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Has the process do it, and waits for a while."""
+    if not process.is_dead:
+        await asyncio.wait([world.loop.create_task(command(), context=process.context.copy())], timeout=_ANSWER_S)
+
+
 FAULTS: dict[str, _Fault] = {
     **{f"{role} is killed": _crash(role) for role in ROLES},
     "transfer dies in a write": _crash_in_write("transfer"),
     "worker dies in a write": _crash_in_write("prefill", "decode"),
     "a process is stopped": _stop,
     "a process ends in order": _end_in_order,
+    "a worker is drained": _drain,
+    "a worker changes its role": _change_role,
     "a connection is cut": _cut,
     "a way is blocked": _block,
     "NATS is away": _bus_away,

@@ -32,9 +32,10 @@ from weir.rpc.server import ErrorGuard, ReadinessGuard
 from weir.runtime.admin import AdminService, Description, Identity
 from weir.runtime.service import ServiceContext
 from weir.scheduling.limits import CoreLimits, LaneLimits
-from weir.testing.runner import HashRunner
+from weir.testing.runner import HashRunner, LaunchingHashRunner
 from weir.wire.v1 import inference_pb2_grpc
 from weir.worker.arena.arena import Arena
+from weir.worker.config import WorkerConfig
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.process import WorkerProcess
 from weir.worker.role import RoleParts
@@ -139,7 +140,7 @@ async def run_process(world: "World", place: Place, process_id: str) -> None:
     readiness = ReadinessGuard([service])
     server = SimServer(world.network, [readiness, ErrorGuard()])
     server.add_insecure_port(place.address)
-    context = _context_of(place, process_id, server, ask)
+    context = _context_of(world, place, process_id, server, ask)
     component = place.component = await _BUILDERS[place.role](world, place, context)
     await server.start()
     starting = asyncio.create_task(component.start())
@@ -167,25 +168,45 @@ async def _bounded(work: Awaitable[None], limit_s: float) -> None:
         await asyncio.wait_for(work, limit_s)
 
 
-def _context_of(place: Place, process_id: str, server: SimServer, ask: Callable[[str], None]) -> ServiceContext[Any]:
-    socket = place.host.socket
-    config: Any = None
-    if place.role == "prefill":
-        config = PrefillConfig(
-            instance=INSTANCE, arena_socket=socket, index=place.index, max_num_seqs=6, chunk_tokens=32, target_step_ms=0
-        )
-    elif place.role == "decode":
-        config = DecodeConfig(
-            instance=INSTANCE,
-            arena_socket=socket,
-            index=place.index,
-            max_num_seqs=6,
-            chunk_tokens=64,
-            target_step_ms=0,
-            swap_bytes=0,
-        )
+def _context_of(
+    world: "World", place: Place, process_id: str, server: SimServer, ask: Callable[[str], None]
+) -> ServiceContext[Any]:
+    config: Any = _config_of(world, place, place.role) if place.role in KINDS else None
     admin = AdminService(Identity(place.role, process_id, ""), Description)
     return ServiceContext(config, place.role, process_id, place.address, server, NoOpTracer(), ask, admin)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _PrefillAhead(PrefillConfig):
+    """Launches a step while one runs, as only a GPU's worker does."""
+
+    @property
+    def is_async_scheduling(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class _DecodeAhead(DecodeConfig):
+    """As above."""
+
+    @property
+    def is_async_scheduling(self) -> bool:
+        return True
+
+
+def _config_of(world: "World", place: Place, role: str) -> WorkerConfig:
+    """Of a worker at that place, in whichever role."""
+    common: dict[str, Any] = {
+        "instance": INSTANCE,
+        "arena_socket": place.host.socket,
+        "index": place.index,
+        "max_num_seqs": 6,
+        "target_step_ms": 0,
+    }
+    if role == "prefill":
+        return (_PrefillAhead if world.plans_ahead else PrefillConfig)(chunk_tokens=32, **common)
+    make = _DecodeAhead if world.plans_ahead else DecodeConfig
+    return make(chunk_tokens=64, swap_bytes=world.swap_bytes, swap_dir=place.host.path.parent, **common)
 
 
 async def _build_gateway(world: "World", place: Place, context: ServiceContext[Any]) -> Component:
@@ -209,7 +230,7 @@ async def _build_scheduler(world: "World", place: Place, context: ServiceContext
     return SchedulerComponent(
         world.connect_bus,
         context.process_id,
-        SchedulerSettings(INSTANCE, LIMITS, address=place.address),
+        SchedulerSettings(INSTANCE, replace(LIMITS, page_overcommit=world.page_overcommit), address=place.address),
         tracer=context.tracer,
         clock=world.clock,
         request_shutdown=context.request_shutdown,
@@ -246,16 +267,19 @@ async def _build_transfer(world: "World", place: Place, context: ServiceContext[
 
 
 async def _build_worker(world: "World", place: Place, context: ServiceContext[Any]) -> Component:
-    process, config = PROCESS.get(), context.config
+    process = PROCESS.get()
     spec = ModelSpec(MODEL, VOCAB_SIZE, MAX_CONTEXT, DIGEST, PAGE_BYTES)
     step_s = world.step_s
 
     def load(memory: ArenaMemory) -> LoadedModel:
         pages = memory.segment.pages
-        runner = HashRunner(len(pages), VOCAB_SIZE, memory=pages.view(np.int64)[:, :PAGE_TOKENS])
+        make = LaunchingHashRunner if world.plans_ahead else HashRunner
+        runner = make(len(pages), VOCAB_SIZE, memory=pages.view(np.int64)[:, :PAGE_TOKENS])
         return LoadedModel(runner, lambda: None, HostPages(pages))
 
     def prepare(role: str, worker_id: str) -> Callable[[], WorkerShell]:
+        config = _config_of(world, place, role)
+
         def make_arena(on_handed_off: Callable[[HandedOff], None]) -> Arena:
             access = ArenaAccess(dialer=SimDialer(world.network, SimChannel), identity=world.identity_of(process))
             return ArenaClient(Path(place.host.socket), worker_id, role, PAGE_BYTES, DIGEST, on_handed_off, access)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.simulation.arenas import Host, Killer, ProcessHandle
+from tests.simulation.arenas import PAGE_BYTES, Host, Killer, ProcessHandle
 from tests.simulation.bus import SimHub
 from tests.simulation.checks import LogWatch, check_arena, try_find_unrest
 from tests.simulation.clients import BrokenPromise, Client, Outcome, RequestSpec, draw_specs
@@ -52,6 +52,9 @@ class World(Killer):
         self.network = Network(self.loop, self.rng)
         self.hub = SimHub(self.loop, self.rng)
         self.step_s = shape.choice((0.002, 0.01, 0.03))
+        self.plans_ahead = shape.random() < 0.25
+        self.page_overcommit = shape.choice((1.0, 1.0, 2.0))
+        self.swap_bytes = shape.choice((0, 0, 8 * PAGE_BYTES))
         self.hosts = [
             Host(index, folder, shape.choice((36, 60, 120)), MAX_CONTEXT)
             for index in range(shape.choice((1, 1, 2)) if plan.cut is None else 1)
