@@ -25,6 +25,8 @@ _HONEST = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
 """What a request may fail with amid faults, whatever it is."""
+_UNSEEN = "no worker ever served"
+"""NOT_FOUND, of a leader that has seen none since it leads."""
 _MAX_TRIES = 12
 
 
@@ -143,11 +145,12 @@ class Client:
 
     async def _consider(self, error: grpc.aio.AioRpcError) -> None:
         spec, outcome, code = self.outcome.spec, self.outcome, error.code()
+        is_honest = code in _HONEST or (code is grpc.StatusCode.NOT_FOUND and _UNSEEN in (error.details() or ""))
         is_late = code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-        allowed = code in _HONEST or (spec.deadline_s is not None and is_late) or (spec.reads_slowly_s and is_late)
+        allowed = is_honest or (spec.deadline_s is not None and is_late) or (spec.reads_slowly_s and is_late)
         if not allowed:
             raise BrokenPromise(f"{spec.name} failed with {code.name}: {error.details()}")
-        may_again = (spec.key or spec.is_probe) and code in _HONEST and outcome.num_calls < _MAX_TRIES
+        may_again = (spec.key or spec.is_probe) and is_honest and outcome.num_calls < _MAX_TRIES
         if not may_again:
             outcome.end = code.name
             if spec.is_probe:
