@@ -19,12 +19,13 @@ up: setup ## Start a local stack with a real small model; Ctrl-C ends it.
 test: setup-dev model lint ## Everything that CI runs.
 	$(MAKE) --no-print-directory -j 2 types together
 	$(MAKE) --no-print-directory computing
+	$(MAKE) --no-print-directory simulated
 	$(MAKE) --no-print-directory stacks
 
 check: lint types ## Format, lint, types, guard tests.
 	$(BIN)/python -m pytest tests/guard $(PYTEST_FLAGS)
 
-.PHONY: lint types together stacks computing
+.PHONY: lint types together stacks computing simulated
 lint: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -43,15 +44,19 @@ WORKERS ?= 4
 STACK_WORKERS ?= 2
 STACKS := tests/attacks tests/chaos tests/e2e tests/golden tests/metrics
 COMPUTING := tests/golden tests/kernels
+SIMULATED := tests/simulation
 APART := not golden and not stack and not long
 # Pytest rewrites every test when it first imports it: in one process, as four would do the same at the same time.
 REWRITTEN = $(wildcard tests/unit/*/__pycache__/*-pytest-*.pyc)
 together: setup-dev
 	$(if $(REWRITTEN),,-$(BIN)/python -m pytest -q --collect-only tests > /dev/null)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) -m "$(APART)" $(COMPUTING:%=--ignore=%) $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) -m "$(APART)" $(addprefix --ignore=,$(COMPUTING) $(SIMULATED)) $(PYTEST_FLAGS)
 
 computing: setup-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PARALLEL) -m "$(APART)" $(COMPUTING) $(PYTEST_FLAGS)
+
+simulated: setup-dev # It runs worlds on two cores itself.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(APART)" $(SIMULATED) $(PYTEST_FLAGS)
 
 stacks: setup-dev
 	$(BIN)/python -m pytest -n $(STACK_WORKERS) $(PARALLEL) -m "stack and not golden and not long" $(STACKS) $(PYTEST_FLAGS)
@@ -74,6 +79,12 @@ FUZZ_TARGET ?=
 fuzz: setup-dev ## Hostile bytes for every reader for MINUTES together, guided by coverage; findings go to build/fuzz.
 	$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install -q $(ATHERIS)
 	nice $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ_TARGET:%=--target %)
+
+SEEDS ?= 10000
+FROM ?= 1
+.PHONY: simulate-faults
+simulate-faults: setup-dev ## Whole stacks on virtual time amid faults, SEEDS of them from FROM; stories of those that failed.
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 
 compose-test: setup-dev ## The stack of compose/ in real containers; needs root. build/containers keeps images for the next run.
 	$(BIN)/python -m tests.containers

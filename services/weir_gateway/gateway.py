@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.trace import Tracer
+from starlette.types import ASGIApp
 
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.keys import AskHolder
@@ -33,7 +34,7 @@ from weir_gateway.frontends.batches.answerer import LineAnswerer
 from weir_gateway.frontends.console.api import ConsoleApi
 from weir_gateway.frontends.console.feed import StackFeed
 from weir_gateway.frontends.http_frontend import HttpFrontend
-from weir_gateway.frontends.http_server import HttpServer
+from weir_gateway.frontends.http_server import HttpServer, HttpSettings
 from weir_gateway.frontends.responses.store import ResponseStore
 from weir_gateway.input_processor import InputProcessor
 from weir_gateway.keys.key_store import KeyStore
@@ -52,6 +53,9 @@ from weir_gateway.workers.decode_workers import DecodeWorkers
 logger = logging.getLogger(__name__)
 
 
+MakeHttpServer = Callable[[ASGIApp, HttpSettings, Callable[[str], None], ssl.SSLContext | None], HttpServer]
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayProcess:
     """What the gateway has from the process that it runs in. `gateway_id` is new at each start of the process."""
@@ -66,6 +70,7 @@ class GatewayProcess:
     clock: Clock = field(default_factory=SystemClock)
     dialer: Dialer = field(default_factory=PlainDialer)
     http_tls: ssl.SSLContext | None = None
+    make_http_server: MakeHttpServer = HttpServer
 
 
 FollowModels = Callable[[ModelDirectory, PrepareModels], Coroutine[Any, Any, None]]
@@ -213,7 +218,7 @@ class Gateway:
 
     def _make_http(self, process: GatewayProcess, page: MetricsPage) -> HttpServer:
         app = self._frontend.make_app(page, self.console)
-        return HttpServer(app, self._settings.http, process.request_shutdown, process.http_tls)
+        return process.make_http_server(app, self._settings.http, process.request_shutdown, process.http_tls)
 
     def _make_feed(self, process: GatewayProcess, access: AccessControl, clock: Clock) -> StackFeed:
         describe, max_watchers = process.figures or self._figures, self._settings.max_console_watchers

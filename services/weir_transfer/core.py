@@ -228,9 +228,9 @@ class ArenaCore:
         self._keeper.check_attached(lease_id, attachment)
         try:
             self._table.check_owned_slots(lease_id, [request.slot])
-        except NotOwned:
-            return self._find_committed(request)
-        summary = self._require_record(request)
+            summary = self._require_record(request)
+        except (NotOwned, RecordMismatch) as error:  # of a repeated call the slot may be the lease's again by now
+            return self._find_committed(request, error)
         to_lease_id = self._find_receiver(lease_id, request)
         self._table.check_held_pages(lease_id, summary.page_ids)
         if not request.to_worker_id:
@@ -383,12 +383,11 @@ class ArenaCore:
             )
         return summary
 
-    def _find_committed(self, request: HandOffRequest) -> CommittedHandOff:
+    def _find_committed(self, request: HandOffRequest, error: NotOwned | RecordMismatch) -> CommittedHandOff:
+        """Raises `error` if it was not handed off."""
         num_pages = self._table.try_find_move(request.slot, request.request_id, request.attempt)
         if num_pages is None:
-            raise NotOwned(
-                f"slot {request.slot} is not the lease's, and {request.request_id} was not handed off from it"
-            )
+            raise error
         self._counters.handoffs_repeated_total += 1
         return CommittedHandOff(HandOffReceipt(num_pages, num_bytes_copied=0), announcement=None)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc.aio
 from opentelemetry.trace import Tracer
 
-from weir.core.clock import SystemClock
+from weir.core.clock import Clock, SystemClock
 from weir.kv.movers import SharedMemoryMover
 from weir.kv.prefixes import PrefixIndex
 from weir.runtime.admin import Description
@@ -36,13 +36,14 @@ class TransferService:
         tracer: Tracer,
         request_shutdown: Callable[[str], None],
         make_publisher: Callable[[PrefixIndex], PrefixEventPublisher] | None = None,
+        clock: Clock = SystemClock(),  # noqa: B008 - has no state
     ) -> None:
         """`make_publisher` makes what publishes the cached prefixes; None: nobody is interested."""
         self._segment = arena.segment
         self._memory_server, self._slab_server = arena.memory_server, arena.slab_server
         self._request_shutdown = request_shutdown
         mover, settled = SharedMemoryMover(arena.segment.geometry.num_pages), ChangeSignal()
-        countdowns = Countdowns(SystemClock(), _TICK_S)
+        countdowns = Countdowns(clock, _TICK_S)
         self._is_tick_due = asyncio.Event()
         """Before its time."""
         self._core = ArenaCore(arena.segment, mover, countdowns, settings, settled.notify, self._is_tick_due.set)

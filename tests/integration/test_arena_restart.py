@@ -13,7 +13,7 @@ from weir.core.life import Attempt
 from weir.core.process import ProcessIdentity, own_pid_namespace
 from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.records.record import SequenceParams
-from weir.rpc.arena.client import ArenaClient, HandedOff, WorkerIdentity
+from weir.rpc.arena.client import ArenaAccess, ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 
@@ -30,10 +30,9 @@ async def transfer() -> AsyncIterator[TransferProcess]:
 
 
 @pytest.fixture
-def worker_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessIdentity]:
+def worker_process() -> Iterator[ProcessIdentity]:
     """Stands for all workers of a test."""
     with sleeping_process() as (sleeper, identity):
-        monkeypatch.setattr("weir.rpc.arena.lease_stream.own_identity", lambda: identity)
         yield identity
         assert sleeper.poll() is None, "nobody had a reason to kill it"
 
@@ -73,8 +72,9 @@ async def _published_sequence(client: ArenaClient, num_pages: int) -> tuple[int,
 async def test_leases_and_a_pending_hand_off_outlive_the_service(
     transfer: TransferProcess, worker_process: ProcessIdentity
 ) -> None:
+    access = ArenaAccess(identity=worker_process)
     prefill = ArenaClient(
-        transfer.socket_path, WorkerIdentity("prefill", "prefill", PAGE_BYTES, MODEL_DIGEST), on_handed_off=print
+        transfer.socket_path, WorkerIdentity("prefill", "prefill", PAGE_BYTES, MODEL_DIGEST), print, access
     )
     await prefill.start()
     async with make_channel(f"unix:{transfer.socket_path}") as channel:
@@ -102,15 +102,16 @@ async def test_leases_and_a_pending_hand_off_outlive_the_service(
 
 
 async def test_calls_wait_for_the_next_process(transfer: TransferProcess, worker_process: ProcessIdentity) -> None:
-    del worker_process
     arrived: asyncio.Queue[HandedOff] = asyncio.Queue()
+    access = ArenaAccess(identity=worker_process)
     prefill = ArenaClient(
-        transfer.socket_path, WorkerIdentity("prefill", "prefill", PAGE_BYTES, MODEL_DIGEST), on_handed_off=print
+        transfer.socket_path, WorkerIdentity("prefill", "prefill", PAGE_BYTES, MODEL_DIGEST), print, access
     )
     decode = ArenaClient(
         transfer.socket_path,
         WorkerIdentity("decode", "decode", PAGE_BYTES, MODEL_DIGEST),
-        on_handed_off=arrived.put_nowait,
+        arrived.put_nowait,
+        access,
     )
     await prefill.start()
     await decode.start()

@@ -13,7 +13,7 @@ from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.kv.memory.device import ArenaMemory, try_memory_kind
 from weir.kv.messages import HandedOff
-from weir.rpc.arena.client import ArenaClient, WorkerIdentity
+from weir.rpc.arena.client import ArenaAccess, ArenaClient, WorkerIdentity
 from weir.runtime.address import find_unreachable
 from weir.runtime.service import ServiceContext
 from weir.worker.arena.arena import Arena
@@ -21,7 +21,7 @@ from weir.worker.config import WorkerConfig
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec, begin_loading, read_model_spec, start_in_thread
 from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.role import Role, RoleParts
-from weir.worker.shell import WorkerShell
+from weir.worker.shell import ShellOutside, WorkerShell
 
 _log = logging.getLogger(__name__)
 _BUS_CONNECT_TIMEOUT_S = 60.0
@@ -77,7 +77,7 @@ def make_shell(
             config.arena_socket_path,
             WorkerIdentity(context.process_id, context.role, spec.page_bytes, spec.digest),
             on_handed_off,
-            memory_kind.open if memory_kind is not None else None,
+            ArenaAccess(memory_kind.open if memory_kind is not None else None),
         )
 
     return WorkerShell(
@@ -85,7 +85,5 @@ def make_shell(
         spec,
         limits,
         make_role,
-        make_arena=make_arena,
-        load_model=model.load,
-        connect_bus=lambda: model.connect_bus(context.process_id),
+        ShellOutside(make_arena, model.load, lambda: model.connect_bus(context.process_id)),
     )

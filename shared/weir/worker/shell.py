@@ -9,22 +9,18 @@ gateways <──> servicer <──> request manager ──> grammars ──> pre
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from weir.bus.configuration import WorkerRules
 from weir.bus.messages import WorkerRecord
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
-from weir.core.clock import Clock
+from weir.core.clock import Clock, SystemClock
 from weir.core.errors import InvalidRequest, told_to_others
-from weir.engine.batching.batcher import Batcher
-from weir.engine.counters import EngineCounters
 from weir.engine.loop import EngineLoop, InboxFull, LoopSettings
 from weir.engine.messages import (
-    Command,
     EngineReport,
     FailAllSequences,
     Failure,
@@ -49,6 +45,7 @@ from weir.worker.bounds import RunningBounds
 from weir.worker.bus_link import BusLink
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.cost_meter import CostMeter
+from weir.worker.engine.engine_host import EngineHost, MakeEngine
 from weir.worker.engine.gpu_meter import GpuMeter, try_gpu_meter
 from weir.worker.engine.model_loading import LoadedModel, ModelSpec
 from weir.worker.engine.step_histograms import StepHistograms
@@ -70,55 +67,21 @@ _SWEEP_S = 0.5
 _EXPECTED_S = 2.0
 _FAILING_S = 1.0
 _ENGINE_STOP_S = 3.0
-_MAX_REPORTS_UNDER_WAY = 64
-_REPORT_TIMEOUT_S = 30.0
 _KEPT_ENDS_SHARE = 4
 """A worker keeps ends in one of so many of the arena's slots at most."""
 _ConfigT = TypeVar("_ConfigT", bound=WorkerConfig)
 
 
-class EngineHost:
-    """The engine's thread seen from the event loop: carries commands in and reports out. Made in the event loop in
-    which `on_report` is to be called."""
+@dataclass(frozen=True)
+class ShellOutside:
+    """What a shell reaches the outside by. `load_model` runs in a thread of its own and may take seconds. `connect_bus`
+    raises BusError; the bus is closed by `stop`."""
 
-    def __init__(self, settings: LoopSettings, clock: Clock, on_report: Callable[[EngineReport], None]) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._on_report = on_report
-        self._event_loop = asyncio.get_running_loop()
-        self._credits = threading.Semaphore(_MAX_REPORTS_UNDER_WAY)
-        self._engine: EngineLoop | None = None
-        self.report = EngineReport(counters=EngineCounters().snapshot())
-        """The newest one."""
-
-    async def start(self, batcher: Batcher, runner: ModelRunner, warm_up: Callable[[], None]) -> None:
-        """Returns when `warm_up` has run in the engine's thread. Raises what it raised."""
-        engine = EngineLoop(batcher, runner, self._send, self._settings, self._clock)
-        self._engine = engine
-        await asyncio.wrap_future(engine.start(warm_up))
-
-    def post(self, command: Command) -> None:
-        """Raises InboxFull, and RuntimeError before `start`."""
-        if self._engine is None:
-            raise RuntimeError("the engine takes commands after start()")
-        self._engine.post(command)
-
-    async def stop(self, timeout_s: float) -> bool:
-        """False: a step is still running, and may write into the arena."""
-        if self._engine is None:
-            return True
-        return await asyncio.to_thread(self._engine.stop, timeout_s)
-
-    def _send(self, report: EngineReport) -> None:
-        """In the engine's thread. Waits only if the event loop is many steps behind."""
-        if not self._credits.acquire(timeout=_REPORT_TIMEOUT_S):
-            raise RuntimeError(f"the event loop took no report for {_REPORT_TIMEOUT_S:g} s")
-        self._event_loop.call_soon_threadsafe(self._receive, report)
-
-    def _receive(self, report: EngineReport) -> None:
-        self._credits.release()
-        self.report = report
-        self._on_report(report)
+    make_arena: Callable[[Callable[[HandedOff], None]], Arena]
+    load_model: Callable[[ArenaMemory], LoadedModel]
+    connect_bus: Callable[[], Awaitable[Bus]]
+    clock: Clock = field(default_factory=SystemClock)
+    make_engine: MakeEngine = EngineLoop
 
 
 class WorkerShell:
@@ -130,25 +93,24 @@ class WorkerShell:
         model: ModelSpec,
         limits: RequestLimits,
         make_role: Callable[[RoleParts], Role],
-        *,
-        make_arena: Callable[[Callable[[HandedOff], None]], Arena],
-        load_model: Callable[[ArenaMemory], LoadedModel],
-        connect_bus: Callable[[], Awaitable[Bus]],
+        outside: ShellOutside,
     ) -> None:
-        """Made in the event loop. `load_model` runs in a thread of its own and may take seconds. `connect_bus` raises
-        BusError; the bus is closed by `stop`."""
-        clock = context.clock
+        """Made in the event loop."""
+        clock = outside.clock
         self._context: ServiceContext[Any] = context
         self._config: WorkerConfig = context.config
         self._model = model
-        self._load_model = load_model
+        self._load_model = outside.load_model
         self._gpu_meter: GpuMeter | None = None
 
         self._host = EngineHost(
-            LoopSettings(_INBOX_SIZE, async_scheduling=self._config.is_async_scheduling), clock, self._on_report
+            LoopSettings(_INBOX_SIZE, async_scheduling=self._config.is_async_scheduling),
+            clock,
+            outside.make_engine,
+            self._on_report,
         )
         post = self._host.post
-        self._arena = make_arena(self._on_handed_off)
+        self._arena = outside.make_arena(self._on_handed_off)
         self._arena_id, self._num_arena_pages = "", 0  # kept: the registry has them until after the arena has closed
         self._keeper = PageKeeper(self._arena, post, context.request_shutdown)
         window, chunk_tokens = model.window, self._config.chunk_tokens
@@ -169,7 +131,7 @@ class WorkerShell:
         self._step_ring = StepRing(clock)
         self._cost_meter = CostMeter(clock, must_decode=context.role != "prefill")
         self._bus_link = BusLink(
-            connect_bus,
+            outside.connect_bus,
             Subjects(context.config.instance),
             self._record,
             on_policy=lambda policy: self._host.post(SetPolicy(policy)),

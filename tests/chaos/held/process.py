@@ -37,7 +37,7 @@ from weir.worker.role import Role, RoleParts
 from weir.worker.roles.config import DecodeConfig, PrefillConfig
 from weir.worker.roles.decode import DecodeRole
 from weir.worker.roles.prefill import PrefillRole
-from weir.worker.shell import WorkerShell
+from weir.worker.shell import ShellOutside, WorkerShell
 from weir_gateway.config import GatewayConfig
 from weir_gateway.frontends.grpc_frontend import InferenceServicer
 from weir_gateway.gateway import GatewayComponent, GatewayLoaders, GatewayProcess
@@ -102,9 +102,8 @@ async def _build_worker(context: ServiceContext[_ConfigT], make_role: Callable[[
 
     def make_arena(on_handed_off: Callable[[HandedOff], None]) -> Arena:
         socket, worker_id = config.arena_socket_path, context.process_id
-        return ArenaClient(
-            socket, WorkerIdentity(worker_id, context.role, PAGE_BYTES, MODEL_DIGEST), on_handed_off, None
-        )
+        identity = WorkerIdentity(worker_id, context.role, PAGE_BYTES, MODEL_DIGEST)
+        return ArenaClient(socket, identity, on_handed_off)
 
     def load_model(memory: ArenaMemory) -> LoadedModel:
         pages = memory.segment.pages
@@ -122,9 +121,7 @@ async def _build_worker(context: ServiceContext[_ConfigT], make_role: Callable[[
         ModelSpec("bytes", VOCAB_SIZE, MAX_CONTEXT, MODEL_DIGEST, PAGE_BYTES),
         RequestLimits(max_live=16, takes_hand_offs=context.role == "decode", gateway_gone_s=_GATEWAY_GONE_S),
         make_role,
-        make_arena=make_arena,
-        load_model=load_model,
-        connect_bus=connect_bus,
+        ShellOutside(make_arena, load_model, connect_bus),
     )
     worker_pb2_grpc.add_WorkerServicer_to_server(shell.servicer, context.grpc_server)
     return shell

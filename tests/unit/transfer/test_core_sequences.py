@@ -118,6 +118,22 @@ def test_a_hand_off_whose_answer_was_lost_can_be_asked_for_again(
     assert world.core.metrics()["handoffs_total"] == 1
 
 
+def test_it_can_be_asked_for_again_although_its_slot_has_come_back_meanwhile(
+    world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
+) -> None:
+    """Its receiver has finished the sequence, and the sender has acquired the slot anew before it repeats the call."""
+    slot, page_ids = acquired.slots[0], acquired.page_ids[:4]
+    first = world.core.hand_off(prefill.lease_id, prefill.number, _request(slot))
+    world.core.release(decode.lease_id, decode.number, [PageChain(page_ids)], [slot])
+    assert world.core.acquire(prefill.lease_id, prefill.number, 0, 5).slots[0] == slot
+    repeated = world.core.hand_off(prefill.lease_id, prefill.number, _request(slot))
+    assert (repeated.receipt, repeated.announcement) == (first.receipt, None)
+    world.write_sequence(slot, acquired.page_ids[4:], "another")
+    assert world.core.hand_off(prefill.lease_id, prefill.number, _request(slot)).receipt == first.receipt
+    with pytest.raises(RecordMismatch, match="has the record of another"):
+        world.core.hand_off(prefill.lease_id, prefill.number, _request(slot, attempt=Attempt(2, 0)))
+
+
 def test_the_same_holds_over_a_restart(
     world: World, prefill: Attachment, decode: Attachment, acquired: Acquired
 ) -> None:

@@ -14,7 +14,7 @@ from weir.core.errors import Unavailable
 from weir.core.process import ProcessIdentity
 from weir.kv.layout import layout_of
 from weir.kv.memory.device import HostMemory
-from weir.rpc.arena.client import ArenaClient, WorkerIdentity
+from weir.rpc.arena.client import ArenaAccess, ArenaClient, WorkerIdentity
 from weir.rpc.server import ErrorGuard, make_server
 from weir.runtime.config import ConfigError
 from weir_transfer.arena import claim_arena
@@ -81,9 +81,8 @@ class DeviceHost:
         return PretendedProcess() if self.are_workers_alive else None
 
     def client(self, worker_id: str) -> ArenaClient:
-        return ArenaClient(
-            self.socket_path, WorkerIdentity(worker_id, "decode", PAGE_BYTES, "digest"), print, HostMemory.open
-        )
+        identity = WorkerIdentity(worker_id, "decode", PAGE_BYTES, "digest")
+        return ArenaClient(self.socket_path, identity, print, ArenaAccess(HostMemory.open))
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from weir.worker.role import Role, RoleParts
 from weir.worker.roles.config import DecodeConfig
 from weir.worker.roles.decode import DecodeRole
 from weir.worker.roles.prefill import PrefillRole
-from weir.worker.shell import WorkerShell
+from weir.worker.shell import ShellOutside, WorkerShell
 
 TIMEOUT_S = 30.0
 VOCAB_SIZE = 500
@@ -318,9 +318,7 @@ async def _start_worker(
         spec,
         RequestLimits(max_live=16, takes_hand_offs=role == "decode", retained_s=2.0, gateway_gone_s=gateway_gone_s),
         make_role,
-        make_arena=make_arena,
-        load_model=load_model,
-        connect_bus=connect_bus,
+        ShellOutside(make_arena, load_model, connect_bus),
     )
     worker_pb2_grpc.add_WorkerServicer_to_server(shell.servicer, server)
     rig.workers.append(RunningWorker(worker_id, address, shell, arenas[0], buses, server, shutdowns))

@@ -38,7 +38,7 @@ from weir.worker.process import WorkerProcess
 from weir.worker.role import RoleParts
 from weir.worker.roles.config import DecodeConfig, PrefillConfig
 from weir.worker.roles.kinds import KINDS, config_for
-from weir.worker.shell import WorkerShell
+from weir.worker.shell import ShellOutside, WorkerShell
 
 WORKER = "prefill-0-11111111"
 
@@ -84,9 +84,7 @@ class World:
             ModelSpec("hash", VOCAB_SIZE, MAX_CONTEXT_TOKENS, digest="", page_bytes=64),
             KINDS[role].limits_of(config),
             make_role,  # type: ignore[arg-type]
-            make_arena=make_arena,
-            load_model=load,
-            connect_bus=connect,
+            ShellOutside(make_arena, load, connect),
         )
 
 

@@ -200,7 +200,8 @@ class OwnershipTable:
     def try_find_move(self, slot: int, request_id: str, attempt: Attempt) -> int | None:
         """Number of pages of the slot's last hand-off if it was this one, or an adoption of what this one passed on.
 
-        Only for a slot that the asker does not own: then it was committed, whatever became of the slot since.
+        Only for a slot that is not the asker's, or not with this sequence: then it was committed, whatever became of
+        the slot since.
         """
         if slot >= len(self.slot_rows):
             return None

@@ -6,7 +6,7 @@ that calls carry, calls of an ended one are refused, and with every new one the 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ import grpc.aio
 
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.core.life import Attempt
+from weir.core.process import ProcessIdentity, own_identity
 from weir.core.trace_context import inject
 from weir.kv.arena.segment import Segment
 from weir.kv.memory.device import ArenaMemory
@@ -54,6 +55,16 @@ class WorkerIdentity:
     model_digest: str
 
 
+@dataclass(frozen=True)
+class ArenaAccess:
+    """How a process gets at its arena. `open_memory` maps page memory that is not in the segment; None for a worker
+    that computes on the CPU. `identity`: of the process that is killed when its lease ends."""
+
+    open_memory: OpenMemory | None = None
+    dialer: Dialer = field(default_factory=PlainDialer)
+    identity: ProcessIdentity = field(default_factory=own_identity)
+
+
 class ArenaClient:
     """One lease. Make and use it in one event loop; that loop must not be blocked for longer than the lease lives.
 
@@ -65,21 +76,24 @@ class ArenaClient:
         socket_path: Path,
         worker: WorkerIdentity,
         on_handed_off: Callable[[HandedOff], None],
-        open_memory: OpenMemory | None = None,
-        dialer: Dialer | None = None,
+        access: ArenaAccess | None = None,
     ) -> None:
-        """`on_handed_off` is called in the event loop, once for each sequence that comes to this lease.
-
-        `open_memory` maps page memory that is not in the segment; None for a worker that computes on the CPU.
-        """
+        """`on_handed_off` is called in the event loop, once for each sequence that comes to this lease."""
+        access = access or ArenaAccess()
         registration = arena_pb2.Register(
-            worker_id=worker.worker_id, role=worker.role, page_bytes=worker.page_bytes, model_digest=worker.model_digest
+            worker_id=worker.worker_id,
+            role=worker.role,
+            page_bytes=worker.page_bytes,
+            model_digest=worker.model_digest,
+            pid=access.identity.pid,
+            pid_start_ticks=access.identity.start_ticks,
         )
-        self._channel = (dialer or PlainDialer()).open(f"unix:{socket_path}", "transfer")
+        self._channel = access.dialer.open(f"unix:{socket_path}", "transfer")
         self._stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(self._channel)
         self._holdings = Holdings()
         self._sealing: set[asyncio.Future[None]] = set()
-        self._stream = LeaseStream(self._stub, registration, self._holdings, on_handed_off, open_memory)
+        self._handing_off: dict[asyncio.Future[None], Acquired] = {}
+        self._stream = LeaseStream(self._stub, registration, self._holdings, on_handed_off, access.open_memory)
 
     @property
     def lost(self) -> asyncio.Event:
@@ -128,9 +142,12 @@ class ArenaClient:
                 lease_id=self.lease_id, attachment=attachment, num_pages=num_pages, num_slots=num_slots
             )
             answer = await self._try_once(attachment, self._stub.Acquire(request, timeout=_CALL_TIMEOUT_S))
+            if answer is None:
+                continue
+            acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+            await self._wait_handed_off(acquired, attachment, ends_at_s)
             # A newer attachment did not claim these pages, so the service has them back.
-            if answer is not None and self._stream.is_current(attachment):
-                acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+            if self._stream.is_current(attachment):
                 self._holdings.add(acquired.page_ids, acquired.slots)
                 return acquired
 
@@ -156,8 +173,11 @@ class ArenaClient:
             )
             timeout_s = _CALL_TIMEOUT_S + self._stream.prefix_wait_s
             answer = await self._try_once(attachment, self._stub.Match(request, timeout=timeout_s))
-            if answer is not None and self._stream.is_current(attachment):  # else as in `acquire`
-                acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+            if answer is None:
+                continue
+            acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))
+            await self._wait_handed_off(acquired, attachment, ends_at_s)
+            if self._stream.is_current(attachment):  # else as in `acquire`
                 match = PrefixMatch(answer.match_id, tuple(answer.matched_page_ids), acquired)
                 self._holdings.add((*match.page_ids, *acquired.page_ids), acquired.slots)
                 return match
@@ -231,8 +251,10 @@ class ArenaClient:
         summary = self.segment.record(slot).summarize()
         if summary is None:
             raise ValueError(f"slot {slot} has no published record")
-        self._holdings.begin_hand_off(slot, summary.page_ids.tolist())
-        is_kept = False
+        page_ids = summary.page_ids.tolist()
+        self._holdings.begin_hand_off(slot, page_ids)
+        settled, is_kept = asyncio.get_running_loop().create_future(), False
+        self._handing_off[settled] = Acquired(tuple(page_ids), (slot,))
         try:
             await self._wait_sealed()
             return await self._hand_off(
@@ -242,7 +264,8 @@ class ArenaClient:
                     attempt=attempt_to_pb(attempt),
                     to_worker_id=to_worker_id,
                     page_hashes=b"".join(hashes),
-                )
+                ),
+                len(page_ids),
             )
         except (Unavailable, InternalError):
             is_kept = True
@@ -252,15 +275,19 @@ class ArenaClient:
             raise
         finally:
             self._holdings.end_hand_off(slot, is_kept=is_kept)
+            del self._handing_off[settled]
+            settled.set_result(None)
 
     async def close(self) -> None:
         """Gives up the lease and all it holds. The process must not write into the arena from here on."""
         await self._stream.close()
         await self._channel.close()
 
-    async def _hand_off(self, request: arena_pb2.HandOffRequest) -> HandOffReceipt:
-        """Repeats the call until it has an answer: a repeated one finds it done."""
-        ends_at_s = _now_s() + _HAND_OFF_DEADLINE_S
+    async def _hand_off(self, request: arena_pb2.HandOffRequest, num_pages: int) -> HandOffReceipt:
+        """Repeats the call until it has an answer: a repeated one finds it done. The service knows the newest hand-off
+        of each slot; should there have been others since, it refuses a repeated one, which was done for that reason:
+        nothing else takes a slot or its record from a lease."""
+        ends_at_s, may_be_done = _now_s() + _HAND_OFF_DEADLINE_S, False
         headers: dict[str, str] = {}
         inject(headers)
         while True:
@@ -271,8 +298,14 @@ class ArenaClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:
                     raise Unavailable(f"no hand-off: {error.details()}") from error
+                if may_be_done and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    if request.to_worker_id:
+                        return HandOffReceipt(num_pages, num_bytes_copied=0)
+                    # Also what says that nobody adopts anything any more: the next attachment settles which it is.
+                    raise DeadlineExceeded(f"whether it was handed over is not known: {error.details()}") from error
                 if error.code() not in _WITHOUT_ANSWER:
                     raise InternalError(f"no hand-off: {error.details()}") from error
+                may_be_done |= error.code() != grpc.StatusCode.ABORTED
                 if _now_s() >= ends_at_s:
                     raise DeadlineExceeded(f"no hand-off within {_HAND_OFF_DEADLINE_S} s: {error.details()}") from error
                 await asyncio.sleep(_RETRY_S)
@@ -283,6 +316,20 @@ class ArenaClient:
         """A Seal that arrived after its pages were released would name pages that hold something else by then."""
         if self._sealing:
             await asyncio.wait(self._sealing)
+
+    async def _wait_handed_off(self, acquired: Acquired, attachment: int, ends_at_s: float) -> None:
+        """What is given out anew while the answer to its hand-off is still awaited is in use here until that has come.
+        Raises Unavailable when it does not: then what was acquired goes back."""
+        page_ids, slots = set(acquired.page_ids), set(acquired.slots)
+        while waiting := [
+            settled
+            for settled, given in self._handing_off.items()
+            if not (page_ids.isdisjoint(given.page_ids) and slots.isdisjoint(given.slots))
+        ]:
+            done, _ = await asyncio.wait(waiting, timeout=max(0.0, ends_at_s - _now_s()))
+            if not done:
+                self._stream.renew(attachment)
+                raise Unavailable("pages came back before it was known that they were handed off")
 
     async def _try_once(self, attachment: int, call: Awaitable[_AnswerT]) -> _AnswerT | None:
         """None: the answer is lost, or the attachment has ended; a new one is under way then."""

@@ -15,7 +15,7 @@ import grpc.aio
 
 from weir.core.clock import Backoff
 from weir.core.errors import Unavailable, WeirError
-from weir.core.process import own_identity, own_pid_namespace
+from weir.core.process import own_pid_namespace
 from weir.core.tasks import end_tasks
 from weir.kv.arena.segment import Segment, SegmentError
 from weir.kv.layout import SegmentMismatch
@@ -94,7 +94,8 @@ class _AttachRefused(Exception):
 class LeaseStream:
     """The `Attach` stream of a worker and what it stands for. An attachment lasts as long as one such stream.
 
-    `registration` names the worker; `holdings` is read when each attachment begins and grows by hand-offs.
+    `registration` names the worker and its process; `holdings` is read when each attachment begins and grows by
+    hand-offs.
     """
 
     def __init__(
@@ -134,8 +135,6 @@ class LeaseStream:
 
     async def start(self, timeout_s: float) -> None:
         """Returns when attached and mapped. Raises Unavailable."""
-        identity = own_identity()
-        self._registration.pid, self._registration.pid_start_ticks = identity.pid, identity.start_ticks
         self._registration.pid_namespace = own_pid_namespace()
         self._keeping = asyncio.create_task(self._keep_attached())
         self._keeping.add_done_callback(self._on_keeping_end)

@@ -1,0 +1,72 @@
+"""The promises that hold of the stack itself: P3 all along, no defect in the log, and what must be so at the end."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from tests.simulation.clients import BrokenPromise
+from tests.simulation.loop import PROCESS
+
+if TYPE_CHECKING:
+    from tests.simulation.roles import Place
+    from tests.simulation.world import World
+
+_EXPECTED_ERRORS = (
+    "has no lease",  # of a worker that was taken for dead, and is about to be
+    "it keeps its role",  # of a worker that had to be empty for that, and whose last hand-off had no answer
+)
+
+
+class LogWatch(logging.Handler):
+    """Defects show in the log first: nothing at ERROR or above is expected amid faults, but what is listed."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = PROCESS.get(None)
+        if process is not None and process.is_dead:
+            return
+        self._world.note_log(process, record)
+        if record.levelno >= logging.ERROR and not any(text in record.msg for text in _EXPECTED_ERRORS):
+            self._world.fail(f"{process} logged {record.levelname}: {record.getMessage()}", record.exc_info)
+
+
+def check_arena(place: "Place") -> None:
+    """P3: no page has two owners, none is lost, and what the tables say fits."""
+    component = place.component
+    if place.process is None or component is None:
+        return
+    errors = place.process.context.copy().run(lambda: component.describe().integrity_errors)
+    if errors:
+        raise BrokenPromise(f"P3: {place.name}: {'; '.join(errors[:3])}")
+
+
+def try_find_unrest(world: "World") -> str:
+    """What keeps the stack from being idle. Empty: nothing does."""
+    return next((unrest for place in world.places if (unrest := _unrest_of(place))), "")
+
+
+_IDLE = {
+    "gateway": ("requests_open", "worker_subscriptions"),
+    "scheduler": ("queued", "granted"),
+    "prefill": ("num_live", "num_running", "num_waiting"),
+    "decode": ("num_live", "num_running", "num_waiting"),
+}
+
+
+def _unrest_of(place: "Place") -> str:
+    if place.process is None or place.component is None or not place.is_ready:
+        return f"{place.name} is not ready"
+    described = place.process.context.copy().run(place.component.describe)
+    errors = place.process.context.copy().run(lambda: described.integrity_errors)
+    if errors:
+        return f"{place.name}: {'; '.join(errors[:3])}"
+    metrics = described.metrics
+    if place.role == "transfer":
+        geometry = place.host.geometry
+        num_pages, num_slots = metrics["free_pages"] + metrics["cached_pages"], metrics["free_slots"]
+        if (num_pages, num_slots) != (geometry.num_pages, geometry.num_slots):
+            return f"P3: {place.name} has {num_pages:g} of {geometry.num_pages} pages and {num_slots:g} slots"
+    busy = [f"{name} {metrics[name]:g}" for name in _IDLE.get(place.role, ()) if metrics.get(name)]
+    return f"{place.name} has {', '.join(busy)}" if busy else ""

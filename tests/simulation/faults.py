@@ -1,0 +1,222 @@
+"""What goes wrong in a world. Each seed has some kinds of faults and lacks the others (swarm testing: Groce et al.,
+ISSTA 2012): what is always there hides what happens without it.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.loop import SimProcess
+from tests.simulation.roles import ROLES, Place
+from weir.bus.messages import SetDrain, SetRole
+from weir.worker.process import WorkerProcess
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_LONGEST_STOP_S = 5.0
+_MAX_TRIES = 200
+_TRY_AGAIN_S = 0.05
+_ANSWER_S = 5.0
+_EPOCH = 1 << 40
+"""Of whoever tells workers what to do: above that of every leader."""
+_Fault = Callable[["World"], Awaitable[bool]]
+"""False: there was nothing to strike."""
+
+CLIENT_KINDS = ("client leaves", "client reads slowly", "deadline")
+RATE_KINDS = ("answers are lost", "messages are lost", "the network is slow", "the bus is slow")
+
+
+def draw_mix(rng: random.Random) -> frozenset[str]:
+    """At least three kinds that strike."""
+    striking = rng.sample(sorted(FAULTS), rng.randrange(3, len(FAULTS) + 1))
+    return frozenset((*striking, *(kind for kind in (*CLIENT_KINDS, *RATE_KINDS) if rng.random() < 0.4)))
+
+
+def set_rates(world: "World") -> None:
+    mix, rng = world.mix, world.rng
+    if "answers are lost" in mix:
+        world.network.lost_answers = rng.choice((0.02, 0.1, 0.3))
+    if "messages are lost" in mix:
+        world.hub.lost = rng.choice((0.01, 0.05, 0.2))
+    if "the network is slow" in mix:
+        world.network.longest_delay_s = rng.choice((0.01, 0.05, 0.3))
+    if "the bus is slow" in mix:
+        world.hub.longest_delay_s = rng.choice((0.01, 0.05, 0.3))
+
+
+async def strike(world: "World", num_faults: int, span_s: float) -> None:
+    """One after the other, some at the same time as others are still on."""
+    rng = world.rng
+    kinds = sorted(world.mix & FAULTS.keys())
+    times_s = sorted(rng.random() * span_s for _ in range(num_faults if kinds else 0))
+    began_s = world.loop.time()
+    under_way = []
+    for at_s in times_s:
+        await asyncio.sleep(max(0.0, began_s + at_s - world.loop.time()))
+        under_way.append(asyncio.ensure_future(_strike_once(world, rng.choice(kinds))))
+    await asyncio.gather(*under_way)
+
+
+async def _strike_once(world: "World", kind: str) -> None:
+    for _ in range(_MAX_TRIES):
+        if await FAULTS[kind](world):
+            world.num_faults += 1
+            return
+        await asyncio.sleep(_TRY_AGAIN_S)
+
+
+def _crash(role: str) -> _Fault:
+    async def crash(world: "World") -> bool:
+        place = world.try_draw_place(role)
+        if place is None or place.process is None:
+            return False
+        world.note(f"{place.name} is killed")
+        world.crash(place.process)
+        return True
+
+    return crash
+
+
+def _crash_in_write(*roles: str) -> _Fault:
+    async def crash(world: "World") -> bool:
+        place = world.try_draw_place(*roles)
+        if place is None or place.process is None:
+            return False
+        process = place.process
+        process.dies_at_write = process.num_writes + world.rng.randrange(1, 40)
+        world.note(f"{place.name} will die at write {process.dies_at_write} into the segment")
+        return True
+
+    return crash
+
+
+async def _stop(world: "World") -> bool:
+    place = world.try_draw_place(*ROLES)
+    if place is None or place.process is None:
+        return False
+    process, seconds = place.process, world.rng.choice((0.05, 0.5, 1.5, 3.0, _LONGEST_STOP_S))
+    world.note(f"{place.name} is stopped for {seconds} s")
+    world.stop(process)
+    await asyncio.sleep(seconds)
+    world.proceed(process)
+    return True
+
+
+async def _end_in_order(world: "World") -> bool:
+    place = world.try_draw_place(*ROLES)
+    if place is None or place.ask_to_end is None or place.process is None:
+        return False
+    place.process.context.copy().run(place.ask_to_end, "SIGTERM")
+    return True
+
+
+async def _cut(world: "World") -> bool:
+    connections = world.network.connections
+    if not connections:
+        return False
+    connection = world.rng.choice(connections)
+    world.note(f"the connection of {connection.client} to {connection.server.process} is cut")
+    connection.cut()
+    return True
+
+
+async def _block(world: "World") -> bool:
+    pairs = [one.processes for one in world.network.connections if not world.is_one_host(*one.processes)]
+    if not pairs:
+        return False
+    client, server = world.rng.choice(pairs)
+    ways = world.rng.choice((((client, server),), ((server, client),), ((client, server), (server, client))))
+    seconds = world.rng.choice((0.1, 1.0, 4.0, 9.0))
+    world.note(f"no way for {seconds} s: {', '.join(f'{one} to {other}' for one, other in ways)}")
+    for way in ways:
+        world.network.block(*way)
+    await asyncio.sleep(seconds)
+    for way in ways:
+        world.network.unblock(*way)
+    return True
+
+
+async def _bus_away(world: "World") -> bool:
+    if not world.hub.is_up:
+        return False
+    seconds = world.rng.choice((0.1, 1.0, 3.0, 6.0))
+    world.note(f"NATS is away for {seconds} s")
+    world.hub.stop()
+    await asyncio.sleep(seconds)
+    world.hub.start()
+    return True
+
+
+async def _bus_cut_off(world: "World") -> bool:
+    buses = [bus for bus in world.hub.buses if bus.is_at_server]
+    if not buses:
+        return False
+    bus, seconds = world.rng.choice(buses), world.rng.choice((0.0, 0.5, 2.0, 5.0))
+    world.note(f"{bus.process} is cut off from NATS for {seconds} s")
+    bus.hold_off()
+    await asyncio.sleep(seconds)
+    bus.let_back()
+    return True
+
+
+async def _drain(world: "World") -> bool:
+    """As operators do, who think better of it."""
+    worker = _try_draw_worker(world)
+    if worker is None:
+        return False
+    place, process, component = worker
+    world.note(f"{place.name} is drained")
+    grace_ms = world.rng.choice((0, 300, 2000))
+    await _tell(world, process, lambda: component.on_drain(SetDrain(_EPOCH, is_draining=True, grace_ms=grace_ms)))
+    await asyncio.sleep(world.rng.choice((0.1, 1.0, 3.0)))
+    await _tell(world, process, lambda: component.on_drain(SetDrain(_EPOCH, is_draining=False)))
+    return True
+
+
+async def _change_role(world: "World") -> bool:
+    """There and back again."""
+    worker = _try_draw_worker(world)
+    if worker is None:
+        return False
+    place, process, component = worker
+    other = "prefill" if place.role == "decode" else "decode"
+    world.note(f"{place.name} becomes a {other} worker")
+    await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, other, 500)))
+    await asyncio.sleep(world.rng.choice((0.5, 2.0, 4.0)))
+    for _ in range(_MAX_TRIES):
+        await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, place.role, 500)))
+        await asyncio.sleep(_TRY_AGAIN_S)
+        described = component.describe()
+        if process.is_dead or (described.role == place.role and not described.metrics["is_changing_role"]):
+            break
+    return True
+
+
+def _try_draw_worker(world: "World") -> tuple[Place, SimProcess, WorkerProcess] | None:
+    place = world.try_draw_place("prefill", "decode")
+    if place is None or place.process is None or not place.is_ready or not isinstance(place.component, WorkerProcess):
+        return None
+    return place, place.process, place.component
+
+
+async def _tell(world: "World", process: SimProcess, command: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Has the process do it, and waits for a while."""
+    if not process.is_dead:
+        await asyncio.wait([world.loop.create_task(command(), context=process.context.copy())], timeout=_ANSWER_S)
+
+
+FAULTS: dict[str, _Fault] = {
+    **{f"{role} is killed": _crash(role) for role in ROLES},
+    "transfer dies in a write": _crash_in_write("transfer"),
+    "worker dies in a write": _crash_in_write("prefill", "decode"),
+    "a process is stopped": _stop,
+    "a process ends in order": _end_in_order,
+    "a worker is drained": _drain,
+    "a worker changes its role": _change_role,
+    "a connection is cut": _cut,
+    "a way is blocked": _block,
+    "NATS is away": _bus_away,
+    "a process is cut off from NATS": _bus_cut_off,
+}

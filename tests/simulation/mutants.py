@@ -1,0 +1,129 @@
+"""Defects on purpose: mends of earlier defects undone, and rules left out that the promises stand on, one at a time. A
+simulation that does not find them is worth nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from weir.core.life import FinishReason
+from weir.engine.batching.batcher import Batcher
+from weir.kv.arena.ownership import NotOwned, OwnershipTable
+from weir.kv.records.format import end_code_of
+from weir.kv.records.record import SequenceRecord
+from weir.rpc.arena.client import ArenaClient
+from weir.rpc.arena.lease_stream import LeaseStream
+from weir.scheduling.gateways import Gateways
+from weir_gateway.driving.driver import Driver
+from weir_gateway.requests.output import Output
+from weir_gateway.requests.token_order import TokenOrder
+from weir_transfer.core import ArenaCore
+from weir_transfer.fence import Fence
+from weir_transfer.lease_keeper import LeaseKeeper
+
+
+def _replaced(owner: Any, name: str, value: Any) -> Callable[[], Any]:
+    return lambda: mock.patch.object(owner, name, value)
+
+
+async def _nothing_waited_for(*_: Any) -> None:
+    """In place of a wait."""
+
+
+def _hand_off_once(self: ArenaCore, request: Any, error: Exception) -> Any:
+    if not isinstance(error, NotOwned):
+        raise error
+    return _find_committed(self, request, error)
+
+
+_find_committed = ArenaCore._find_committed
+
+
+def _acquire_twice(self: OwnershipTable, lease_id: int, num_pages: int, *rest: Any, **more: Any) -> Any:
+    """The last page stays free in the table."""
+    acquired = _try_acquire(self, lease_id, num_pages, *rest, **more)
+    if acquired is not None and acquired.page_ids:
+        self._free_pages(np.array(acquired.page_ids[-1:]))
+    return acquired
+
+
+_try_acquire = OwnershipTable.try_acquire
+
+
+def _cancel_and_keep(self: Batcher, key: Any) -> None:
+    with mock.patch.object(self.pool, "put_back"):
+        _cancel(self, key)
+
+
+def _cancel_at_any_stage(self: Batcher, key: Any) -> None:
+    sequence = self._sequences.get(key)
+    if sequence is not None:
+        self._end(sequence, reason=FinishReason.CANCELLED)
+
+
+_cancel = Batcher.cancel
+
+
+def _rewind_too_far(self: Output, next_index: int) -> None:
+    _rewind(self, next_index + 1 if next_index else 0)
+
+
+_rewind = Output.rewind
+
+
+def _end_with_pages(self: SequenceRecord, reason: FinishReason) -> None:
+    self._require_writer().end_code = end_code_of(reason)
+    self.publish(self._num_computed_tokens())
+
+
+def _push_repeats(self: TokenOrder, attempt: Any, first_index: int, token_ids: list[int], reason: Any = None) -> Any:
+    if token_ids and first_index < self.next_index:
+        first_index = self.next_index
+    return _push(self, attempt, first_index, token_ids, reason)
+
+
+_push = TokenOrder.push
+
+
+async def _submit_and_wait(self: Driver, state: Any, span: Any) -> None:
+    """The reply first, whatever comes before it."""
+    state.submit()
+    with span.child("submit") as context:
+        reply = await self._port.submit(state, context)
+    assert reply.queued, reply
+    state.queue()
+
+
+def _end_lease_unfenced(self: Fence, lease_id: int) -> None:
+    self.forget(lease_id)
+    self._on_exit(lease_id)
+
+
+def _claim_all(self: ArenaCore, lease_id: int, claims: Any) -> Any:
+    """What a worker does not name stays its own."""
+    return ()
+
+
+MUTANTS: dict[str, Callable[[], Any]] = {
+    "pages that come back before the answer to their hand-off are given to the engine": _replaced(
+        ArenaClient, "_wait_handed_off", _nothing_waited_for
+    ),
+    "a repeated hand-off does not know that its slot came back": _replaced(
+        ArenaCore, "_find_committed", _hand_off_once
+    ),
+    "a page is granted twice": _replaced(OwnershipTable, "try_acquire", _acquire_twice),
+    "a cancel releases nothing": _replaced(Batcher, "cancel", _cancel_and_keep),
+    "a sequence that is being handed off is freed by its cancel": _replaced(Batcher, "cancel", _cancel_at_any_stage),
+    "an answer goes on one token too far": _replaced(Output, "rewind", _rewind_too_far),
+    "tokens that come twice count twice": _replaced(TokenOrder, "push", _push_repeats),
+    "the record of a sequence that has ended names its pages": _replaced(SequenceRecord, "end", _end_with_pages),
+    "a grant that overtakes its reply is not seen": _replaced(Driver, "_submit", _submit_and_wait),
+    "calls of an ended attachment count": _replaced(LeaseKeeper, "check_attached", lambda *_: None),
+    "answers of an ended attachment count": _replaced(LeaseStream, "is_current", lambda *_: True),
+    "a lease ends before its process": _replaced(Fence, "kill", _end_lease_unfenced),
+    "a restart goes on with half a write": _replaced(OwnershipTable, "rebuild", lambda *_: None),
+    "what a gateway that is gone held is kept": _replaced(Gateways, "expired", lambda *_: []),
+    "what a worker does not claim stays its own": _replaced(ArenaCore, "_reconcile", _claim_all),
+}

@@ -1,0 +1,34 @@
+"""What a world is made from, and what became of it."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed stands for; replaced in part to shrink a story."""
+
+    seed: int
+    mix: frozenset[str] | None = None
+    max_requests: int | None = None
+    cut: tuple[str, int] | None = None
+    """(role, write): in a small world without other faults, the first process of that role dies in that write into the
+    segment."""
+
+
+@dataclass
+class Result:
+    """What became of one world. `broken` empty: every promise was kept."""
+
+    seed: int
+    mix: tuple[str, ...]
+    num_requests: int
+    num_events: int
+    num_faults: int
+    virtual_s: float
+    trace: int
+    broken: str
+    story: list[str] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)
+    num_writes: dict[str, int] = field(default_factory=dict)
+    """Into segments, by the first process of each role."""
+    cut_role: str = ""

@@ -1,0 +1,78 @@
+"""Ten thousand bad days, or as many as fit: in each world every promise is kept."""
+
+import os
+import time
+from collections import Counter
+
+import pytest
+
+from tests.simulation.campaign import run_cuts, run_seeds, tell
+from tests.simulation.clients import expected_tokens
+from tests.simulation.faults import FAULTS
+from tests.simulation.plan import Result
+from tests.unit.gateway.fake_model import VOCAB_SIZE
+from weir.core.sampling import SamplingParams
+from weir.testing.runner import reference_tokens
+
+_NUM_PROCESSES = min(2, os.cpu_count() or 1)
+_LEAST_SEEDS = 500
+_SECONDS = 130.0
+"""Not much more than the least takes on two cores that have nothing else to do."""
+_LEAST_REQUESTS, _LEAST_EVENTS, _LEAST_FAULTS = 8, 200, 3
+_CUT_SEED = 3
+
+
+def test_every_promise_is_kept_whatever_goes_wrong() -> None:
+    ends_at_s, results = time.monotonic() + _SECONDS, list[Result]()
+
+    def is_enough() -> bool:
+        return len(results) >= _LEAST_SEEDS and time.monotonic() > ends_at_s
+
+    for result in run_seeds(range(1, 100_000), _NUM_PROCESSES, is_enough):
+        assert not result.broken, tell(result)
+        results.append(result)
+    assert len(results) >= _LEAST_SEEDS
+    assert min(result.num_requests for result in results) >= _LEAST_REQUESTS
+    assert min(result.num_events for result in results) >= _LEAST_EVENTS
+    assert min(result.num_faults for result in results) >= _LEAST_FAULTS
+    kinds = Counter(kind for result in results for kind in result.mix)
+    assert kinds.keys() >= FAULTS.keys()
+    ends = sum((Counter(result.ends) for result in results), Counter())
+    assert ends["FINISHED"] > sum(ends.values()) / 2, ends
+
+
+def test_a_process_can_die_in_any_write_into_the_segment() -> None:
+    """In a small world the transfer service, and then each worker, dies in its first write, its second …"""
+    num_cuts: Counter[str] = Counter()
+    for role, result in run_cuts(_CUT_SEED, ("transfer", "prefill", "decode"), _NUM_PROCESSES):
+        assert not result.broken, tell(result)
+        num_cuts[role] += 1
+    assert num_cuts["transfer"] >= 200, num_cuts
+    assert num_cuts["decode"] >= 100, num_cuts
+    assert num_cuts["prefill"] >= 30, num_cuts
+
+
+def test_a_seed_is_the_same_world_each_time() -> None:
+    """Also in another process that has run other worlds before."""
+    once = {result.seed: result for result in run_seeds(range(40, 60), 2)}
+    again = {result.seed: result for result in run_seeds(range(59, 39, -1), 1)}
+    assert {seed: result.trace for seed, result in once.items()} == {
+        seed: result.trace for seed, result in again.items()
+    }
+    assert len({result.trace for result in once.values()}) == len(once)
+
+
+def test_a_broken_promise_has_a_story() -> None:
+    (broken,) = run_seeds(range(1, 2), 1, mutant="a page is granted twice")
+    story = tell(broken)
+    assert broken.broken
+    for part in ("seed 1 at commit ", "what could go wrong: ", f"BROKEN: {broken.broken}", "--replay 1"):
+        assert part in story
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_what_clients_expect_is_what_the_model_says(seed: int) -> None:
+    prompt = tuple(range(3, 40))
+    expected = expected_tokens(prompt, seed)
+    found = [next(expected) for _ in range(12)]
+    assert found == reference_tokens(prompt, SamplingParams(temperature=0.0, seed=seed), 12, VOCAB_SIZE)

@@ -1,0 +1,390 @@
+"""One world: a whole stack in one event loop, from a seed. It is started, struck, healed, and must be well again."""
+
+import asyncio
+import gc
+import logging
+import random
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.simulation.arenas import PAGE_BYTES, Host, Killer, ProcessHandle
+from tests.simulation.bus import SimHub
+from tests.simulation.checks import LogWatch, check_arena, try_find_unrest
+from tests.simulation.clients import BrokenPromise, Client, Outcome, RequestSpec, draw_specs
+from tests.simulation.entropy import taken_from_the_world
+from tests.simulation.faults import draw_mix, set_rates, strike
+from tests.simulation.loop import ProcessDied, SimLoop, SimProcess, Stuck
+from tests.simulation.network import Network
+from tests.simulation.plan import Plan, Result
+from tests.simulation.roles import MAX_CONTEXT, ROLES, Place, run_process
+from weir.bus.protocol import Bus
+from weir.core.process import ProcessIdentity
+
+_MAX_EVENTS = 250_000
+_START_S = 30.0
+_ENDS_WITHIN_S = 60.0
+"""Of the last fault: every request has ended."""
+_IDLE_WITHIN_S = 60.0
+_CHECK_EVERY_WRITES = 8
+_STORY_LINES = 400
+
+
+class World(Killer):
+    """Everything is drawn from the seed."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        shape = random.Random(plan.seed)
+        self.rng = random.Random(shape.getrandbits(64))
+        self._cut = plan.cut
+        self.mix = draw_mix(shape) if plan.cut is None else frozenset()
+        if plan.mix is not None:
+            self.mix &= plan.mix
+        self.loop = self.clock = SimLoop(self.rng, _MAX_EVENTS)
+        self.loop.set_exception_handler(self._on_loop_error)
+        self.network = Network(self.loop, self.rng)
+        self.hub = SimHub(self.loop, self.rng)
+        self.step_s = shape.choice((0.002, 0.01, 0.03))
+        self.plans_ahead = shape.random() < 0.25
+        self.page_overcommit = shape.choice((1.0, 1.0, 2.0))
+        self.swap_bytes = shape.choice((0, 0, 8 * PAGE_BYTES))
+        self.hosts = [
+            Host(index, folder, shape.choice((36, 60, 120)), MAX_CONTEXT)
+            for index in range(shape.choice((1, 1, 2)) if plan.cut is None else 1)
+        ]
+        self.places = self._draw_places(shape)
+        self.num_faults = 0
+        self._num_faults_wanted = shape.randrange(3, 9) if plan.cut is None else 0
+        self._span_s = shape.choice((2.0, 4.0, 8.0)) if plan.cut is None else 0.3
+        num_gateways = sum(place.role == "gateway" for place in self.places)
+        num_requests = shape.randrange(8, 17) if plan.cut is None else 4
+        specs = draw_specs(shape, num_requests, self._span_s, num_gateways, self.mix)
+        self._specs = specs[: plan.max_requests]
+        self.outcomes: list[Outcome] = []
+        self.story: deque[str] = deque(maxlen=_STORY_LINES)
+        self.broken = ""
+        self.trace = 0
+        self._num_pids = 0
+        self._processes: dict[int, SimProcess] = {}
+        self._handles: dict[int, SimProcess] = {}
+        self._num_fds = 100
+        self._is_over = False
+        self._num_writes_checked: dict[str, int] = {}
+        self._clients = self._new_process("clients")
+
+    def _draw_places(self, shape: random.Random) -> list[Place]:
+        counts = {"transfer": 1, "scheduler": shape.choice((1, 2)), "gateway": shape.choice((1, 2))}
+        if self._cut is not None:
+            counts = dict.fromkeys(ROLES, 1)
+        places: list[Place] = []
+        for host in self.hosts:
+            for role in ("transfer", "prefill", "decode"):
+                for _ in range(counts.get(role) or shape.choice((1, 1, 2, 3) if len(self.hosts) == 1 else (1, 1, 2))):
+                    index = sum(place.role == role for place in places)
+                    address = f"unix:{host.socket}" if role == "transfer" else f"10.0.{host.index}.1:{len(places)}"
+                    places.append(Place(role, index, host, address))
+        for role in ("scheduler", "gateway"):
+            for index in range(counts[role]):
+                places.append(Place(role, index, self.hosts[0], f"10.1.0.1:{len(places)}"))
+        return places
+
+    # What the processes need of it.
+
+    async def connect_bus(self) -> Bus:
+        await asyncio.sleep(self.hub.draw_delay_s())
+        while not self.hub.is_up:  # noqa: ASYNC110 - as the client of NATS does
+            await asyncio.sleep(0.2)
+        return self.hub.connect()
+
+    def identity_of(self, process: SimProcess) -> ProcessIdentity:
+        return ProcessIdentity(process.pid, 1)
+
+    def try_open_process(self, owner: SimProcess, identity: ProcessIdentity) -> ProcessHandle | None:
+        del owner
+        process = self._processes.get(identity.pid)
+        if process is None or process.is_dead:
+            return None
+        self._num_fds += 1
+        self._handles[self._num_fds] = process
+        return ProcessHandle(self, process, self._num_fds)
+
+    def forget_handle(self, fd: int) -> None:
+        self._handles.pop(fd, None)
+
+    def kill(self, process: SimProcess) -> None:
+        self.note(f"{process} is fenced")
+        self.loop.call_later(self.rng.random() * 0.005, self.crash, process, context=self._nobody())
+
+    # What faults do to them.
+
+    def crash(self, process: SimProcess) -> None:
+        """As kill -9, between two callbacks or inside of one."""
+        if process.is_dead:
+            return
+        self.note(f"{process} is dead")
+        self.loop.bury(process)
+        self.network.end_process(process)
+        self.hub.end_process(process)
+        for notice in process.on_death:
+            notice()
+        for fd, one in list(self._handles.items()):
+            if one is process:
+                self.loop.call_later(self.rng.random() * 0.005, self.loop.make_readable, fd, context=self._nobody())
+        place = next((one for one in self.places if one.process is process), None)
+        if place is not None:
+            place.process = place.component = place.ask_to_end = None
+            place.is_ready = False
+            self.loop.call_later(self.rng.uniform(0.1, 1.5), self._start, place, context=self._nobody())
+
+    def stop(self, process: SimProcess) -> None:
+        self.loop.stop_process(process)
+        self.network.on_stopped(process)
+
+    def proceed(self, process: SimProcess) -> None:
+        self.loop.continue_process(process)
+
+    def on_exit(self, place: Place) -> None:
+        if place.process is not None:
+            self.crash(place.process)
+
+    def place(self, name: str) -> Place:
+        return next(place for place in self.places if place.name == name)
+
+    def try_draw_place(self, *roles: str) -> Place | None:
+        living = [
+            place
+            for place in self.places
+            if place.role in roles and place.process is not None and not place.process.is_stopped
+        ]
+        return self.rng.choice(living) if living else None
+
+    def is_one_host(self, one: SimProcess, other: SimProcess) -> bool:
+        """Between whom no network lies: a worker and its transfer service."""
+        return any(process.name.startswith("transfer") for process in (one, other))
+
+    def gateway_address(self, number: int) -> str:
+        gateways = [place for place in self.places if place.role == "gateway"]
+        return gateways[number % len(gateways)].address
+
+    # The story.
+
+    def note(self, text: str) -> None:
+        self.story.append(f"{self.loop.time() - 1000:9.4f}  {text}")
+
+    def note_log(self, process: SimProcess | None, record: logging.LogRecord) -> None:
+        self.story.append(f"{self.loop.time() - 1000:9.4f}  {process}: {record.levelname}: {record.getMessage()}")
+
+    def fail(self, broken: str, exc_info: Any = None) -> None:
+        """The first one counts; the world ends."""
+        if self.broken or self._is_over:
+            return
+        self.broken = broken
+        self.note(f"BROKEN: {broken}")
+        if exc_info and exc_info[1] is not None:
+            self.story.extend("".join(traceback.format_exception(exc_info[1])).splitlines())
+        self.loop.stop()
+
+    # Its life.
+
+    def run(self) -> Result:
+        log_watch = LogWatch(self)
+        with _logged_by(log_watch):
+            self.loop.after_event = self._after_event
+            living = self.loop.create_task(self._live())
+            living.add_done_callback(self._on_end)
+            try:
+                self.loop.run_forever()
+            except Stuck as stuck:
+                self.fail(f"liveness: {stuck}")
+            with warnings.catch_warnings(action="ignore"):  # of tasks of the dead that never began
+                gc.collect()  # those that ended with an error that nobody took say so now
+            self._is_over = True
+            self.loop.end()
+        ends: dict[str, int] = {}
+        for outcome in self.outcomes:
+            ends[outcome.end] = ends.get(outcome.end, 0) + 1
+        return Result(
+            0,
+            tuple(sorted(self.mix)),
+            len(self._specs),
+            self.loop.num_events,
+            self.num_faults,
+            self.loop.time() - 1000,
+            self.trace,
+            self.broken,
+            list(self.story) if self.broken else [],
+            ends,
+            {one.name.split("-")[0]: one.num_writes for one in self._processes.values() if one.name.endswith("-0.1")},
+        )
+
+    async def _live(self) -> None:
+        for place in self.places:
+            self._start(place)
+        await self._until(lambda: try_find_unrest(self), _START_S, "the stack did not start")
+        self.note("the stack is up")
+        set_rates(self)
+        clients = [self._start_client(spec) for spec in self._specs]
+        await strike(self, self._num_faults_wanted, self._span_s)
+        self.note("all faults have ended")
+        self._heal()
+        await self._wait_for(clients, _ENDS_WITHIN_S)
+        await self._probe()
+        await self._until(lambda: try_find_unrest(self), _IDLE_WITHIN_S, "it does not come to rest")
+
+    def _heal(self) -> None:
+        self.network.heal()
+        self.hub.heal()
+        for process in self._processes.values() if self._cut is None else ():
+            process.dies_at_write = None
+
+    async def _probe(self) -> None:
+        """Liveness: once all is well, what is asked is answered."""
+        shape = random.Random(self.rng.getrandbits(64))
+        now_s = 0.0
+        specs = draw_specs(shape, 2, now_s, 1, frozenset())
+        probes = [
+            RequestSpec(f"probe-{i}", one.prompt, one.seed, one.max_tokens, one.lane, 0.0, i, is_probe=True)
+            for i, one in enumerate(specs)
+        ]
+        await self._wait_for([self._start_client(spec) for spec in probes], _ENDS_WITHIN_S)
+
+    def _start_client(self, spec: RequestSpec) -> "asyncio.Task[None]":
+        client = Client(self, spec)
+        self.outcomes.append(client.outcome)
+
+        async def run() -> None:
+            await asyncio.sleep(spec.starts_at_s)
+            await client.run()
+
+        task = self.loop.create_task(run(), context=self._clients.context.copy())
+        task.add_done_callback(self._on_client_end)
+        return task
+
+    def _on_client_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            text = str(error) if isinstance(error, BrokenPromise) else f"a client failed: {error!r}"
+            self.fail(text, (type(error), error, None))
+
+    async def _wait_for(self, clients: list["asyncio.Task[None]"], within_s: float) -> None:
+        _, late = await asyncio.wait(clients, timeout=within_s)
+        if late:
+            names = [outcome.spec.name for outcome in self.outcomes if not outcome.end]
+            raise BrokenPromise(f"liveness: {', '.join(names)} did not end within {within_s:g} s of the last fault")
+
+    async def _until(self, find_unrest: Callable[[], str], within_s: float, what: str) -> None:
+        ends_at_s = self.loop.time() + within_s
+        while unrest := find_unrest():
+            if self.loop.time() > ends_at_s:
+                raise BrokenPromise(f"{what} within {within_s:g} s: {unrest}")
+            await asyncio.sleep(0.5)
+
+    def _on_end(self, living: "asyncio.Task[None]") -> None:
+        if not living.cancelled() and (error := living.exception()) is not None:
+            text = str(error) if isinstance(error, BrokenPromise) else f"the world failed: {error!r}"
+            self.fail(text, None if isinstance(error, BrokenPromise) else (type(error), error, None))
+        self.loop.stop()
+
+    def _start(self, place: Place) -> None:
+        if place.process is not None or self._is_over:
+            return
+        place.num_starts += 1
+        process_id = f"{place.role}-{place.index}-{self.rng.getrandbits(32):08x}"
+        process = place.process = self._new_process(f"{place.name}.{place.num_starts}")
+        if self._cut is not None and place.num_starts == 1 and place.role == self._cut[0]:
+            process.dies_at_write = self._cut[1]
+        task = self.loop.create_task(run_process(self, place, process_id), context=process.context.copy())
+        task.add_done_callback(lambda ended: self._on_main_end(process, ended))
+
+    def _on_main_end(self, process: SimProcess, ended: "asyncio.Task[None]") -> None:
+        if ended.cancelled() or (error := ended.exception()) is None or isinstance(error, ProcessDied):
+            return
+        self.fail(f"{process} failed: {error!r}", (type(error), error, None))
+
+    def _new_process(self, name: str) -> SimProcess:
+        self._num_pids += 1
+        process = SimProcess(name, self._num_pids)
+        process.die = self.crash
+        self._processes[process.pid] = process
+        return process
+
+    def _nobody(self) -> Any:
+        return _NOBODY.context
+
+    def _after_event(self, process: SimProcess | None) -> None:
+        pid = 0 if process is None else process.pid
+        self.trace = (self.trace * 1_000_003 + int(self.loop.time() * 1e9) + pid) & 0xFFFF_FFFF_FFFF_FFFF
+        if process is None or process.is_dead or not process.name.startswith("transfer"):
+            return
+        checked = self._num_writes_checked.get(process.name, 0)
+        if process.num_writes < checked + _CHECK_EVERY_WRITES:
+            return
+        self._num_writes_checked[process.name] = process.num_writes
+        place = next((one for one in self.places if one.process is process), None)
+        if place is not None:
+            try:
+                check_arena(place)
+            except BrokenPromise as error:
+                self.fail(str(error))
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        del loop
+        error = context.get("exception")
+        if self._is_over or isinstance(error, ProcessDied):
+            return
+        self.fail(f"nobody took an error: {context['message']}: {error!r}", (type(error), error, None))
+
+
+_NOBODY = SimProcess("nobody", 0)
+
+
+@contextmanager
+def _logged_by(watch: logging.Handler) -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    root.handlers[:] = [watch]
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def run_seed(plan: Plan) -> Result:
+    """One world from start to end. Leaves nothing behind."""
+    folder = Path(tempfile.mkdtemp(prefix="weir-simulation-", dir="/dev/shm"))
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # no `finally` runs because of when a collection happens to come
+    try:
+        result = _run_in(plan, folder)
+        with (
+            mock.patch.object(sys, "unraisablehook"),
+            _logged_by(logging.NullHandler()),
+            warnings.catch_warnings(action="ignore"),
+        ):
+            gc.collect()  # what never ended: its `finally` finds a loop that does nothing
+        return result
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        gc.enable()
+
+
+def _run_in(plan: Plan, folder: Path) -> Result:
+    world = World(plan, folder)
+    with taken_from_the_world(world.loop, world.rng):
+        result = world.run()
+    result.seed = plan.seed
+    result.cut_role = plan.cut[0] if plan.cut else ""
+    for host in world.hosts:
+        if host.segment is not None:
+            host.segment.close()
+    return result
