@@ -245,6 +245,10 @@ class ServerCall:
     def set_trailing_metadata(self, trailers: Any) -> None:
         self._trailers = tuple(trailers)
 
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """There are no certificates."""
+        return {}
+
     def invocation_metadata(self) -> tuple[tuple[str, Any], ...]:
         return self._start.metadata
 
