@@ -65,7 +65,8 @@ def test_a_seed_is_the_same_world_each_time() -> None:
 def test_a_broken_promise_has_a_story() -> None:
     (broken,) = run_seeds(range(1, 2), 1, mutant="a page is granted twice")
     story = tell(broken)
-    for part in ("seed 1 at commit ", "what could go wrong: ", "held already, or named twice", "--replay 1"):
+    assert broken.broken
+    for part in ("seed 1 at commit ", "what could go wrong: ", f"BROKEN: {broken.broken}", "--replay 1"):
         assert part in story
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -363,7 +364,11 @@ def run_seed(plan: Plan) -> Result:
     gc.disable()  # no `finally` runs because of when a collection happens to come
     try:
         result = _run_in(plan, folder)
-        with mock.patch.object(sys, "unraisablehook"), _logged_by(logging.NullHandler()):
+        with (
+            mock.patch.object(sys, "unraisablehook"),
+            _logged_by(logging.NullHandler()),
+            warnings.catch_warnings(action="ignore"),
+        ):
             gc.collect()  # what never ended: its `finally` finds a loop that does nothing
         return result
     finally:
