@@ -10,6 +10,7 @@ from tests.unit.transfer.host import ATTEMPT, Host, PretendedProcess, until, wri
 
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.rpc.arena import client as arena_client
+from weir.rpc.arena.client import ArenaClient
 from weir.wire.v1 import arena_pb2
 
 
@@ -114,6 +115,56 @@ async def test_what_comes_back_before_the_answer_to_its_hand_off_is_given_out_af
     assert (await handing_off).num_pages == 2
     again = await acquiring
     assert (set(again.page_ids), again.slots) == (set(page_ids), (slot,))
+
+
+@pytest.mark.parametrize("is_own_again", [False, True])
+async def test_a_hand_off_is_known_for_done_after_its_slot_was_handed_off_by_others(
+    host: Host, monkeypatch: pytest.MonkeyPatch, is_own_again: bool
+) -> None:
+    """The service has forgotten it, and the sender must not touch what was its slot."""
+    clients = [await host.client(name) for name in ("sender", "receiver", "other")]
+    sender, receiver, other = clients
+    slot, page_ids = await _handed_off_without_answer(sender, monkeypatch)
+    handing_off = asyncio.create_task(sender.hand_off(slot, "r1", ATTEMPT, "receiver"))
+    await until(lambda: receiver._stream._holdings.holds_slot(slot))
+    await receiver.release(page_ids, [slot])
+    acquired = await other.acquire(2, 1)
+    assert acquired.slots == (slot,)
+    write_sequence(other, slot, acquired.page_ids, "r2")
+    await other.hand_off(slot, "r2", ATTEMPT, "receiver")
+    await until(lambda: receiver._stream._holdings.holds_slot(slot))
+    acquiring = None
+    if is_own_again:
+        await receiver.release(acquired.page_ids, [slot])
+        acquiring = asyncio.create_task(sender.acquire(2, 1))
+        await until(lambda: host.metric("free_slots") == 0)
+    monkeypatch.undo()
+    assert (await handing_off).num_pages == 2
+    if acquiring is not None:
+        assert (await acquiring).slots == (slot,)
+    else:
+        assert receiver.segment.record(slot).summarize() is not None
+
+
+async def _handed_off_without_answer(
+    sender: ArenaClient, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, tuple[int, ...]]:
+    """The sequence r1 with two pages, in an arena where the sender has all others too; its next hand-off happens, and is
+    repeated in vain until the patch is undone."""
+    acquired = await sender.acquire(40, 6)
+    slot, page_ids = acquired.slots[0], acquired.page_ids[:2]
+    write_sequence(sender, slot, page_ids)
+    hand_off, has_happened = sender._stub.HandOff, False
+
+    async def answer_is_lost(*given: Any, **named: Any) -> None:
+        nonlocal has_happened
+        if not has_happened:
+            has_happened = True
+            await hand_off(*given, **named)
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "lost")
+
+    monkeypatch.setattr(sender._stub, "HandOff", answer_is_lost)
+    return slot, page_ids
 
 
 async def test_pages_that_come_back_before_an_answer_that_never_comes_are_not_given_out(

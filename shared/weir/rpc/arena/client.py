@@ -253,7 +253,8 @@ class ArenaClient:
                     attempt=attempt_to_pb(attempt),
                     to_worker_id=to_worker_id,
                     page_hashes=b"".join(hashes),
-                )
+                ),
+                len(page_ids),
             )
         except (Unavailable, InternalError):
             is_kept = True
@@ -271,9 +272,11 @@ class ArenaClient:
         await self._stream.close()
         await self._channel.close()
 
-    async def _hand_off(self, request: arena_pb2.HandOffRequest) -> HandOffReceipt:
-        """Repeats the call until it has an answer: a repeated one finds it done."""
-        ends_at_s = _now_s() + _HAND_OFF_DEADLINE_S
+    async def _hand_off(self, request: arena_pb2.HandOffRequest, num_pages: int) -> HandOffReceipt:
+        """Repeats the call until it has an answer: a repeated one finds it done. The service knows the newest hand-off
+        of each slot; should there have been others since, it refuses a repeated one, which was done for that reason:
+        nothing else takes a slot or its record from a lease."""
+        ends_at_s, may_be_done = _now_s() + _HAND_OFF_DEADLINE_S, False
         headers: dict[str, str] = {}
         inject(headers)
         while True:
@@ -284,8 +287,14 @@ class ArenaClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:
                     raise Unavailable(f"no hand-off: {error.details()}") from error
+                if may_be_done and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    if request.to_worker_id:
+                        return HandOffReceipt(num_pages, num_bytes_copied=0)
+                    # Also what says that nobody adopts anything any more: the next attachment settles which it is.
+                    raise DeadlineExceeded(f"whether it was handed over is not known: {error.details()}") from error
                 if error.code() not in _WITHOUT_ANSWER:
                     raise InternalError(f"no hand-off: {error.details()}") from error
+                may_be_done |= error.code() != grpc.StatusCode.ABORTED
                 if _now_s() >= ends_at_s:
                     raise DeadlineExceeded(f"no hand-off within {_HAND_OFF_DEADLINE_S} s: {error.details()}") from error
                 await asyncio.sleep(_RETRY_S)
