@@ -99,9 +99,9 @@ class World(Killer):
     # What the processes need of it.
 
     async def connect_bus(self) -> Bus:
+        await asyncio.sleep(self.hub.draw_delay_s())
         while not self.hub.is_up:  # noqa: ASYNC110 - as the client of NATS does
             await asyncio.sleep(0.2)
-        await asyncio.sleep(self.hub.draw_delay_s())
         return self.hub.connect()
 
     def identity_of(self, process: SimProcess) -> ProcessIdentity:
