@@ -149,8 +149,8 @@ async def test_a_hand_off_is_known_for_done_after_its_slot_was_handed_off_by_oth
 async def _handed_off_without_answer(
     sender: ArenaClient, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, tuple[int, ...]]:
-    """The sequence r1 with two pages, in an arena where the sender has all others too; its next hand-off happens, and is
-    repeated in vain until the patch is undone."""
+    """The sequence r1 with two pages, in an arena where the sender has all others too; its next hand-off happens, and
+    is repeated in vain until the patch is undone."""
     acquired = await sender.acquire(40, 6)
     slot, page_ids = acquired.slots[0], acquired.page_ids[:2]
     write_sequence(sender, slot, page_ids)
