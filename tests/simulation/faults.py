@@ -50,7 +50,7 @@ async def strike(world: "World", num_faults: int, span_s: float) -> None:
     """One after the other, some at the same time as others are still on."""
     rng = world.rng
     kinds = sorted(world.mix & FAULTS.keys())
-    times_s = sorted(rng.random() * span_s for _ in range(num_faults))
+    times_s = sorted(rng.random() * span_s for _ in range(num_faults if kinds else 0))
     began_s = world.loop.time()
     under_way = []
     for at_s in times_s:

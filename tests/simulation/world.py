@@ -204,6 +204,8 @@ class World(Killer):
                 self.loop.run_forever()
             except Stuck as stuck:
                 self.fail(f"liveness: {stuck}")
+            with warnings.catch_warnings(action="ignore"):  # of tasks of the dead that never began
+                gc.collect()  # those that ended with an error that nobody took say so now
             self._is_over = True
             self.loop.end()
         ends: dict[str, int] = {}
