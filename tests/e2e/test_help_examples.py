@@ -47,6 +47,15 @@ ALONE: Mapping[str, str] = {
 }
 """example -> what is appended."""
 
+CERTIFICATES = (
+    "weir certs ca certs",
+    "weir certs issue certs --role decode --host gpu-1",
+    "weir certs issue certs --role gateway --host front-1 --days 30 --force",
+    "weir certs issue certs --role public --host localhost --host 127.0.0.1",
+    "weir certs show certs/decode-gpu-1.pem",
+)
+"""In the order in which they are run, in one folder."""
+
 STARTS_TWO_PAIRS = "weir up --prefill 2 --decode 2 --grpc-port 50052 --http-port 8001"
 ON_STACK: Mapping[str, str] = {
     "weir status": "",
@@ -129,6 +138,9 @@ ABSENT: Mapping[str, str] = {
     "weir pull Qwen/Qwen2.5-0.5B-Instruct": "the hub",
     "weir pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_0.gguf": "the hub",
     "weir up --model Qwen/Qwen2.5-0.5B-Instruct": "the hub",
+    "weir up --public-tls-cert certs/public-localhost.pem --public-tls-key certs/public-localhost.key": (
+        "these files; tests/e2e/test_tls_up.py has its own"
+    ),
     "weir top": "a terminal; tests/unit/cli/test_top.py drives it",
     "weir top --gateway http://10.0.0.7:8000 --interval-s 2": "that host",
     "weir bench serve --peer llama-server --peer-model smollm2-q4_0.gguf": "the program llama-server",
@@ -137,7 +149,7 @@ ABSENT: Mapping[str, str] = {
 
 
 def test_every_example_is_run_here_or_says_why_not() -> None:
-    handled = [*ALONE, *ON_STACK, STARTS_TWO_PAIRS, *STARTS, *ABSENT]
+    handled = [*ALONE, *CERTIFICATES, *ON_STACK, STARTS_TWO_PAIRS, *STARTS, *ABSENT]
     assert sorted(handled) == sorted(examples_of_help())
 
 
@@ -185,6 +197,12 @@ def test_an_example_that_needs_no_stack(shell: Shell, tmp_path: Path, example: s
     line, redirection, source = example.partition(" < ")
     alone = Shell(tmp_path, shell.environ)
     assert alone.run(f"{line} {appended}{redirection}{source}").strip()
+
+
+def test_the_examples_of_certificates(shell: Shell, tmp_path: Path) -> None:
+    alone = Shell(tmp_path, shell.environ)
+    for example in CERTIFICATES:
+        assert alone.run(example).strip(), example
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ class WorkerShell:
         outside: ShellOutside,
     ) -> None:
         """Made in the event loop."""
-        clock = outside.clock
+        clock, shut_down = outside.clock, context.request_shutdown
         self._context: ServiceContext[Any] = context
         self._config: WorkerConfig = context.config
         self._model = model
@@ -112,20 +112,18 @@ class WorkerShell:
         post = self._host.post
         self._arena = outside.make_arena(self._on_handed_off)
         self._arena_id, self._num_arena_pages = "", 0  # kept: the registry has them until after the arena has closed
-        self._keeper = PageKeeper(self._arena, post, context.request_shutdown)
-        window, chunk_tokens = model.window, self._config.chunk_tokens
-        most_pages_ahead = None if window is None else most_pages_read(window, chunk_tokens)
-        self._prefixes = Prefixes(self._arena, self._keeper, post, context.request_shutdown, most_pages_ahead)
+        self._keeper = PageKeeper(self._arena, post, shut_down)
+        most_ahead = _most_pages_ahead(model, self._config)
+        self._prefixes = Prefixes(self._arena, self._keeper, post, shut_down, most_ahead)
         self._hub = StreamHub(clock)
-        self._grammars = WorkerGrammars(model.vocab_size, self._prefixes.post, context.request_shutdown)
+        self._grammars = WorkerGrammars(model.vocab_size, self._prefixes.post, shut_down)
         self._manager = RequestManager(limits, self._grammars.post, self._hub, clock)
         self._end_releases = EndReleases(
             post, self._manager.is_end_sent, clock, kept_s=limits.ended_kept_s, max_kept_s=limits.max_ended_kept_s
         )
-        parts = RoleParts(
-            context.process_id, self._arena, self._keeper, self._prefixes, self._manager, post, context.request_shutdown
+        self._role = make_role(
+            RoleParts(context.process_id, self._arena, self._keeper, self._prefixes, self._manager, post, shut_down)
         )
-        self._role = make_role(parts)
         self._bounds = RunningBounds(context.process_id, context.config, post)
         self._step_histograms = StepHistograms()
         self._step_ring = StepRing(clock)
@@ -139,12 +137,10 @@ class WorkerShell:
         )
         self.servicer = WorkerServicer(context.process_id, self._hub, self._manager, self._on_start)
 
-        self._tasks = WorkerTasks(context.request_shutdown)
+        self._tasks = WorkerTasks(shut_down)
         self._early_hand_offs: list[HandedOff] | None = []
         """What came before the engine runs, at most one a slot of the arena; None from then on."""
-        self._drain = WorkerDrain(
-            self._manager, self._role.hand_over, self._interrupt, self._on_duty, context.request_shutdown
-        )
+        self._drain = WorkerDrain(self._manager, self._role.hand_over, self._interrupt, self._on_duty, shut_down)
         self._is_broken = False
         self.has_let_go = False
         """After `stop`: whether it writes nothing into the arena any more."""
@@ -349,3 +345,8 @@ class WorkerShell:
         self._is_broken = True
         _log.critical("%s", reason)
         self._context.request_shutdown(reason)
+
+
+def _most_pages_ahead(model: ModelSpec, config: WorkerConfig) -> int | None:
+    """That a prompt behind windows needs at a time; None: all of its own."""
+    return None if model.window is None else most_pages_read(model.window, config.chunk_tokens)

@@ -22,13 +22,25 @@ _OUTCOMES: dict[grpc.StatusCode, Outcome] = {
     grpc.StatusCode.UNIMPLEMENTED: "let in",  # by a process of another role; a method that is not there says so
 }
 _NO_METHOD = "Method not found!"
+_WRITE_FAILED = "Internal error from Core"
+"""All that grpc.aio tells of a call that was refused while its message was still being written."""
+_MAX_TRIES = 10
 _WAIT_S = 2.0
 """In which a stream that has nothing to say would have been refused."""
 
 
 async def outcome_of(channel: grpc.aio.Channel, method: str, key: str) -> Outcome:
     """Sends one empty message, and reads one. Raises AssertionError where there is no such method."""
+    for _ in range(_MAX_TRIES):
+        code, details = await _end_of(channel, method, key)
+        if details != _WRITE_FAILED:
+            break
+    assert details != _NO_METHOD, method
+    assert code in _OUTCOMES, (method, code, details)
+    return _OUTCOMES[code]
 
+
+async def _end_of(channel: grpc.aio.Channel, method: str, key: str) -> tuple[grpc.StatusCode, str]:
     async def one() -> AsyncIterator[bytes]:
         yield b""
 
@@ -43,6 +55,4 @@ async def outcome_of(channel: grpc.aio.Channel, method: str, key: str) -> Outcom
         code, details = error.code(), error.details() or ""
     finally:
         call.cancel()
-    assert details != _NO_METHOD, method
-    assert code in _OUTCOMES, (method, code, details)
-    return _OUTCOMES[code]
+    return code, details
