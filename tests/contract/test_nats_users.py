@@ -173,9 +173,9 @@ async def test_a_role_hears_its_own_and_is_denied_what_others_hear(connect: Conn
 async def test_what_is_denied_reaches_nobody(connect: Connect) -> None:
     gateway, worker, scheduler = await connect("gateway"), await connect("worker"), await connect("scheduler")
     heard = await gateway.client.subscribe(SUBJECTS.grant("g-1"))
-    await gateway.client.flush()
+    await gateway.sent()
     await worker.client.publish(SUBJECTS.grant("g-1"), b"forged")
-    await worker.client.flush()
+    await worker.sent()
     await scheduler.client.publish(SUBJECTS.grant("g-1"), b"true")
     assert (await heard.next_msg(5)).data == b"true"
 

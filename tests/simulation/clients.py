@@ -25,8 +25,6 @@ _HONEST = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
 """What a request may fail with amid faults, whatever it is."""
-_UNSEEN = "no worker ever served"
-"""NOT_FOUND, of a leader that has seen none since it leads."""
 _MAX_TRIES = 12
 
 
@@ -145,7 +143,7 @@ class Client:
 
     async def _consider(self, error: grpc.aio.AioRpcError) -> None:
         spec, outcome, code = self.outcome.spec, self.outcome, error.code()
-        is_honest = code in _HONEST or (code is grpc.StatusCode.NOT_FOUND and _UNSEEN in (error.details() or ""))
+        is_honest = code in _HONEST
         is_late = code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
         allowed = is_honest or (spec.deadline_s is not None and is_late) or (spec.reads_slowly_s and is_late)
         if not allowed:

@@ -40,7 +40,6 @@ from weir.core.clock import Clock
 from weir.core.errors import (
     FieldViolation,
     InvalidRequest,
-    NotFound,
     Overloaded,
     PermissionDenied,
     QuotaExceeded,
@@ -344,8 +343,6 @@ def refusal_error(
             return QuotaExceeded(message, retry_after_s=retry_after_s, tenant=checked.scope.tenant, bound=bound)
         case RefusalReason.QUEUE_FULL | RefusalReason.WAITED_TOO_LONG | RefusalReason.SHED | RefusalReason.DEADLINE:
             return Overloaded(message, retry_after_s=retry_after_s)
-        case RefusalReason.UNKNOWN_MODEL:
-            return NotFound(names["model"], f"{names['model']}: {message}")
         case RefusalReason.LANE_FORBIDDEN:
             return PermissionDenied(f"{names['lane']}: {message}")
         case RefusalReason.UNKNOWN_LANE | RefusalReason.TOO_LARGE:

@@ -35,7 +35,6 @@ class Outcome(Enum):
 class RefusalReason(Enum):
     """Why a request was not admitted, or was given up. The gateway maps each to an error of `core.errors`."""
 
-    UNKNOWN_MODEL = "unknown_model"
     UNKNOWN_LANE = "unknown_lane"
     TOO_LARGE = "too_large"
     QUEUE_FULL = "queue_full"

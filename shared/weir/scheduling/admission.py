@@ -16,7 +16,6 @@ from weir.scheduling.placer import Placer
 from weir.scheduling.prefix_view import hashes_from
 from weir.scheduling.request import ScheduledRequest, num_reserved_pages
 from weir.scheduling.request_table import RequestTable
-from weir.scheduling.workers import Workers
 
 _WINDOW_S = 30.0
 _MAX_FINISHES = 4096
@@ -164,12 +163,9 @@ def _expected_tokens(submit: Submit) -> float:
 class Admission:
     """Refuses at once what can never start, or would wait where there is no room to wait."""
 
-    def __init__(
-        self, limits: CoreLimits, requests: RequestTable, workers: Workers, placer: Placer, rates: Rates
-    ) -> None:
+    def __init__(self, limits: CoreLimits, requests: RequestTable, placer: Placer, rates: Rates) -> None:
         self._limits = limits
         self._requests = requests
-        self._workers = workers
         self._pools = placer.pools
         self._rates = rates
         self._deadlines = _DeadlineEstimator(limits, placer)
@@ -191,9 +187,8 @@ class Admission:
         return self._try_refuse_for_time(submit, name, tenant.name, now_s)
 
     def _try_refuse_for_workers(self, submit: Submit, group: str) -> Refusal | None:
+        """Its gateway knows whether there is such a model; a leader that has just begun may know of no worker of it."""
         model = submit.model
-        if not self._workers.knows_model(model):
-            return Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
         pool = self._pools.pool(model, group)
         if not pool.host_sizes:
             message = f"no host has workers that can prefill and decode for model {model!r} now"

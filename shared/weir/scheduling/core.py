@@ -64,7 +64,7 @@ class SchedulerCore:
         self._clock = clock
         self._queued_reply = SubmitReply(epoch, queued=True)
         self._requests = RequestTable(limits, self._policy, clock.now_s())
-        self._workers = Workers(limits.worker_ttl_s, limits.max_models)
+        self._workers = Workers(limits.worker_ttl_s)
         self._placer = Placer(limits, self._workers, self._requests.reservations, self._requests.wanting)
         self._rates = Rates(limits.max_models)
         self._lane_rates = LaneRates()
@@ -304,7 +304,7 @@ class SchedulerCore:
     def _apply(self, limits: CoreLimits) -> None:
         self._limits = limits
         self._placer.set_limits(limits)
-        self._admission = Admission(limits, self._requests, self._workers, self._placer, self._rates)
+        self._admission = Admission(limits, self._requests, self._placer, self._rates)
         self._shedding = Shedding(limits, self._requests, self._rates, self._life)
         self._granter = Granter(limits, self._requests, self._workers, self._placer)
 

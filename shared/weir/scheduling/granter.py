@@ -161,8 +161,6 @@ class Granter:
     def _try_give_up(self, request: ScheduledRequest, group: str, now_s: float) -> Refusal | None:
         """Why the request can never start; None: it can, some day."""
         model = request.submit.model
-        if not self._workers.knows_model(model):
-            return Refusal(RefusalReason.UNKNOWN_MODEL, f"no worker ever served model {model!r}")
         pool = self._placer.pools.pool(model, group)
         if not pool.host_sizes:
             return None

@@ -42,15 +42,13 @@ class HostView:
 
 
 class Workers:
-    """Whoever is silent for `ttl_s` gets nothing new. `max_models` bounds the memory of models seen."""
+    """Whoever is silent for `ttl_s` gets nothing new."""
 
-    def __init__(self, ttl_s: float, max_models: int) -> None:
+    def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._max_models = max_models
         self._entries: dict[str, _Entry] = {}
         self._forgotten: OrderedDict[str, _Entry] = OrderedDict()
         """Of workers that were removed last: whose memory what they had is in."""
-        self._seen_models: dict[str, None] = {}
         self._views: dict[tuple[str, str], tuple[HostView, ...]] = {}
         self.num_changes = 0
         """Rises whenever a worker comes, goes or changes its record; of its load alone it does not."""
@@ -62,10 +60,6 @@ class Workers:
         """Silent ones too."""
         return worker_id in self._entries
 
-    def knows_model(self, model: str) -> bool:
-        """Whether a worker of the model was ever seen."""
-        return model in self._seen_models
-
     def put(self, record: WorkerRecord, revision: int, now_s: float) -> bool:
         """Takes a registry entry in. False: it came before, and is no sign of life."""
         entry = self._entries.get(record.worker_id)
@@ -74,10 +68,6 @@ class Workers:
         before = entry.record if entry is not None and not entry.is_silent else None
         self._entries[record.worker_id] = _Entry(record, revision, now_s)
         self._forgotten.pop(record.worker_id, None)
-        self._seen_models.pop(record.model, None)
-        self._seen_models[record.model] = None
-        if len(self._seen_models) > self._max_models:
-            del self._seen_models[next(iter(self._seen_models))]
         if before is None or _without_load(before) != _without_load(record):
             self._changed()
         return True

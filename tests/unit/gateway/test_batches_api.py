@@ -199,7 +199,7 @@ async def test_another_gateway_goes_on_with_a_batch_without_answering_a_line_twi
 
 
 async def test_lines_wait_for_the_first_worker_of_their_model(world: World, client: openai.AsyncOpenAI) -> None:
-    unknown = SubmitReply(5, False, RefusalReason.UNKNOWN_MODEL, "no worker ever served it", 0)
+    unknown = SubmitReply(5, False, RefusalReason.NO_WORKER, "no worker yet", 0)
     world.scheduler.refusal = unknown
     made = await submit(client, chat("early"))
     await world.until(lambda: world.metric("batch_lines_retried_total") >= 1, "the line was tried")

@@ -39,7 +39,6 @@ class TestScheduler:
         ("reason", "kind", "field"),
         [
             (RefusalReason.UNKNOWN_LANE, InvalidRequest, "options.lane"),
-            (RefusalReason.UNKNOWN_MODEL, NotFound, "options.model"),
             (RefusalReason.TOO_LARGE, InvalidRequest, "text"),
             (RefusalReason.QUEUE_FULL, Overloaded, None),
             (RefusalReason.NO_WORKER, Unavailable, None),

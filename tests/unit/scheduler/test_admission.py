@@ -31,7 +31,6 @@ def test_a_grant_says_how_urgent_its_lane_is() -> None:
     ("changes", "reason", "words"),
     [
         ({"lane": "vip"}, RefusalReason.UNKNOWN_LANE, "'vip' is none of interactive, standard, batch"),
-        ({"model": "other"}, RefusalReason.UNKNOWN_MODEL, "no worker ever served model 'other'"),
         ({"prompt": 1600, "max_tokens": 1}, RefusalReason.TOO_LARGE, r"101 pages\): the largest host holds 100 pages"),
         ({"prompt": 1, "max_tokens": 1500}, RefusalReason.TOO_LARGE, "and 1000 tokens of context"),
     ],
@@ -48,10 +47,10 @@ def test_what_can_never_start_is_refused_for_good(
     assert rig.core.is_idle
 
 
-def test_without_a_pair_of_workers_a_known_model_is_refused_for_now() -> None:
+def test_without_a_pair_of_workers_a_model_is_refused_for_now_also_where_none_was_seen() -> None:
     rig = Rig().start(make_worker("p", "prefill", host="h1"), make_worker("d", "decode", host="h2"))
-    reply = rig.submit("a")
-    assert (reply.reason, reply.retry_after_ms) == (RefusalReason.NO_WORKER, 2000)
+    for reply in (rig.submit("a"), rig.submit("b", model="other")):
+        assert (reply.reason, reply.retry_after_ms) == (RefusalReason.NO_WORKER, 2000)
 
 
 def test_a_full_lane_refuses_with_a_hint_from_the_recent_rate_of_finishes() -> None:
@@ -120,11 +119,15 @@ def test_a_submit_after_the_end_is_refused_and_a_finish_may_come_twice() -> None
     assert (rig.metric("ended_finished_total"), rig.metric("reserved_pages")) == (1, 0)
 
 
-def test_while_gathering_requests_wait_and_afterwards_those_of_unknown_models_are_given_up() -> None:
+def test_while_gathering_requests_wait_and_afterwards_those_go_on_whose_models_have_no_worker_yet() -> None:
     rig = Rig()
     assert rig.submit("known").queued
-    assert rig.submit("unknown", model="other").queued
+    assert rig.submit("later", model="other").queued
     assert rig.granted == []
     rig.start()
     assert rig.granted == ["known"]
-    assert rig.revoked["unknown"].reason is RefusalReason.UNKNOWN_MODEL
+    assert rig.revoked == {}
+    for role in ("prefill", "decode"):
+        rig.put(make_worker(f"other-{role}", role, model="other"))
+    rig.decide()
+    assert rig.granted == ["known", "later"]

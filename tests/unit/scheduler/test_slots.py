@@ -21,7 +21,7 @@ class World:
     """Some pairs of workers, whose slots are taken and become free by hand."""
 
     def __init__(self, max_num_seqs: int) -> None:
-        self.reservations, self.workers = Reservations(), Workers(10.0, 10)
+        self.reservations, self.workers = Reservations(), Workers(10.0)
         for number in range(NUM_WORKERS):
             for role in ("prefill", "decode"):
                 record = make_worker(f"{role}{number}", role, host=f"h{number}", seqs=max_num_seqs)

@@ -126,6 +126,7 @@ class LeaseStream:
         self._call: _AttachCall | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._is_draining = False
+        self._is_given_up = False
         self._has_news = asyncio.Event()
 
     def set_draining(self, *, is_draining: bool) -> None:
@@ -177,6 +178,7 @@ class LeaseStream:
 
     async def _detach(self) -> None:
         await self.wait_attached(asyncio.get_running_loop().time() + _DETACH_TIMEOUT_S)
+        self._is_given_up = True
         if self._call is not None:
             await self._call.write(arena_pb2.AttachRequest(detach=arena_pb2.Detach()))
             await self._call.code()
@@ -287,8 +289,8 @@ class LeaseStream:
                     await asyncio.wait_for(self._has_news.wait(), interval_s)
 
     def _take(self, sequence: arena_pb2.SequenceHandedOff, segment: Segment) -> None:
-        if self._holdings.holds_slot(sequence.slot):
-            return  # announced twice
+        if self._is_given_up or self._holdings.holds_slot(sequence.slot):
+            return  # announced too late, when others may have it already; or twice
         summary = segment.record(sequence.slot).summarize()
         if summary is None:
             _log.error("slot %d was handed off without a whole record: it goes back", sequence.slot)
