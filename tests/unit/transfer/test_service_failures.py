@@ -10,7 +10,7 @@ from tests.unit.transfer.host import ATTEMPT, Host, PretendedProcess, until, wri
 
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
 from weir.rpc.arena import client as arena_client
-from weir.rpc.arena.client import ArenaClient
+from weir.rpc.arena.client import ArenaClient, HandedOff
 from weir.wire.v1 import arena_pb2
 
 
@@ -115,6 +115,31 @@ async def test_what_comes_back_before_the_answer_to_its_hand_off_is_given_out_af
     assert (await handing_off).num_pages == 2
     again = await acquiring
     assert (set(again.page_ids), again.slots) == (set(page_ids), (slot,))
+
+
+async def test_what_is_announced_to_a_lease_that_is_being_given_up_is_left_to_others(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then another worker may go on with it."""
+    announced: list[HandedOff] = []
+    sender, receiver = await host.client("sender"), await host.client("receiver", announced.append)
+    acquired = await sender.acquire(2, 1)
+    write_sequence(sender, acquired.slots[0], acquired.page_ids)
+    call = receiver._stream._call
+    assert call is not None
+    write, is_sent = call.write, asyncio.Event()
+
+    async def write_after_a_hand_off(request: arena_pb2.AttachRequest) -> None:
+        if request.HasField("detach"):
+            await sender.hand_off(acquired.slots[0], "r1", ATTEMPT, "receiver")
+            await asyncio.sleep(0.2)  # the announcement comes
+            is_sent.set()
+        await write(request)
+
+    monkeypatch.setattr(call, "write", write_after_a_hand_off)
+    await receiver.close()
+    assert is_sent.is_set()
+    assert announced == []
 
 
 @pytest.mark.parametrize("is_own_again", [False, True])
