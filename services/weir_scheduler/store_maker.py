@@ -15,8 +15,11 @@ from weir.bus.subjects import WORKER_TTL_S, Subjects
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 5.0
+_AGAIN_S = 1.0
+"""Without the registry nobody gets work."""
 _TIMEOUT_S = 1.0
+_MAKE_TIMEOUT_S = 3.0
+"""Of two buckets, by a client that gives up on each after two seconds."""
 
 
 class StoreMaker:
@@ -37,9 +40,10 @@ class StoreMaker:
         while True:
             await asyncio.sleep(_AGAIN_S)
             try:
-                await self.make()
-            except BusError as error:
-                logger.debug("making buckets: %s; again", error)
+                async with asyncio.timeout(_MAKE_TIMEOUT_S):
+                    await self.make()
+            except (BusError, TimeoutError) as error:
+                logger.debug("making buckets: %s; again", error or "no answer in time")
 
     async def serve(self, endpoint: BusEndpoint) -> None:
         await endpoint.serve(self._subjects.make_responses, MakeResponses, self._on_responses)

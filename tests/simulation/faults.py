@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _LONGEST_STOP_S = 5.0
-_MAX_TRIES = 200
+_MAX_TRIES = 600
 _TRY_AGAIN_S = 0.05
 _ANSWER_S = 5.0
 _EPOCH = 1 << 40
