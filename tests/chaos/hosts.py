@@ -46,7 +46,7 @@ class Certified(Protocol):
 
     def flags(self, role: str, instance: str) -> Sequence[str]: ...
 
-    def open(self, address: str, role: str) -> grpc.Channel: ...
+    def open(self, address: str, role: str, instance: str) -> grpc.Channel: ...
 
 
 class Served:
@@ -259,7 +259,7 @@ class Cluster:
     def _open_channel(self, address: str, role: str) -> grpc.Channel:
         if self._certified is None or address.startswith("unix:"):
             return grpc.insecure_channel(address)
-        return self._certified.open(address, role)
+        return self._certified.open(address, role, self.instance)
 
     def _run(self, name: str, command: Sequence[str]) -> Served:
         process = Served(name, command, self._folder, self._environ, self._open_channel)

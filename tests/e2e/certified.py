@@ -71,11 +71,10 @@ class Lab:
         public = self.public()
         return (*flags, "--public-tls-cert", str(public.cert), "--public-tls-key", str(public.key))
 
-    def open(self, address: str, role: str) -> grpc.Channel:
-        """As a gateway of the only instance that has certificates; to a gateway as a client."""
+    def open(self, address: str, role: str, instance: str) -> grpc.Channel:
+        """As a gateway of this instance; to a gateway as a client."""
         if role == "gateway":
             return grpc.secure_channel(address, grpc.ssl_channel_credentials(self.ca.read_bytes()))
-        instance = next(path.name for path in self.folder.iterdir() if path.is_dir())
         return self.channel(address, role, instance, self.member("gateway", instance))
 
     def channel(self, address: str, role: str, instance: str, pair: Pair | None) -> grpc.Channel:

@@ -237,7 +237,7 @@ def test_an_example_that_asks_a_stack(shell: Shell, pairs: Stack, example: str, 
     line = f"{command} {appended.format(http=http, grpc=pairs.grpc_address)}{redirection}{target}"
     if example.startswith("weir serve scheduler"):
         known = Shell(shell.folder, {**asking.environ, "WEIR_NATS_SEED_FILE": pairs.nats_seed_file("scheduler")})
-        serve_for_a_moment(known, line.replace("nats://127.0.0.1:4222", nats_url_of(pairs)))
+        serve_for_a_moment(known, line.replace("nats://127.0.0.1:4222", nats_url_of(pairs)), pairs.instance)
     elif example == "weir profile --live":
         run_live_profile(asking, line)
     elif example.startswith("weir status"):
@@ -268,10 +268,10 @@ def nats_url_of(stack: Stack) -> str:
     return f"nats://{stack.status()['endpoints']['NATS'].removeprefix('nats://')}"
 
 
-def serve_for_a_moment(shell: Shell, line: str) -> None:
-    """Another instance beside the stack, until it is ready."""
+def serve_for_a_moment(shell: Shell, line: str, instance: str) -> None:
+    """One more of the stack, whose NATS knows no other instance, until it is ready."""
     ready = shell.folder / "ready.json"
-    with shell.start(f"{line} --instance other --ready-file {ready}") as served:
+    with shell.start(f"{line} --instance {instance} --index 9 --ready-file {ready}") as served:
         wait_until(ready.exists, timeout_s=60, what="the scheduler is ready")
         served.send_signal(signal.SIGTERM)
         assert served.wait(30) == 0
