@@ -47,7 +47,7 @@ from weir_gateway.tokenization import PromptTokenizer, Tokenization
 from weir_gateway.work_shares import WorkShares
 
 _NUM_THREADS = 2
-_PREPARE_BURST_S = 0.5
+_PREPARE_BURST_S = 0.1
 """Of work for one tenant at once, before its share counts."""
 _LAST_DELTA_S = 0.1
 """What the last delta at a deadline needs to reach its client."""
