@@ -66,6 +66,11 @@ class TenantThreads:
         """For what was done for it elsewhere."""
         self._shares.add(caller.tenant, work_s)
 
+    async def wait_for_share(self, caller: Holder) -> None:
+        """Returns when it may have more of a core. Its caller bounds that."""
+        while (wait_s := self._shares.wait_s(caller)) > 0:  # noqa: ASYNC110 - time is all that it waits for
+            await asyncio.sleep(wait_s)
+
     def has_had_its_share(self, caller: Holder) -> bool:
         return self._shares.wait_s(caller) > 0
 

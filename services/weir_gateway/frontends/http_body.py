@@ -59,7 +59,6 @@ class BodyReader:
     ) -> _AskedT:
         """It waits as long as it may take to come, and no longer than its client is there."""
         timeout_s = self._settings.body_timeout_s
-        self._threads.charge(caller, len(raw) * _RECEIVING_S_PER_BYTE)
         parsing = asyncio.create_task(self._threads.run(caller, lambda: parse(raw), is_short=False))
         try:
             async with watched(request.receive, parsing.cancel):
@@ -81,7 +80,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def _received(self, request: Request, caller: Caller) -> AsyncIterator[bytes]:
-        """Its bytes count until it is understood."""
+        """Its bytes count until it is understood. A long one comes as fast as its tenant's share of a core lets it."""
         limit = self._settings.max_body_bytes
         too_large = BadBody(413, f"the body is larger than {limit} bytes; send less at once")
         length = request.headers.get("content-length", "0")
@@ -99,6 +98,9 @@ class BodyReader:
                         num_bytes += len(chunk)
                         if num_bytes > limit:
                             raise too_large
+                        if num_bytes > MAX_INLINE_BYTES:
+                            self._threads.charge(caller, len(chunk) * _RECEIVING_S_PER_BYTE)
+                            await self._threads.wait_for_share(caller)
             except TimeoutError:
                 raise BadBody(408, f"the body took longer than {self._settings.body_timeout_s:g} s") from None
             raw = bytes(body)

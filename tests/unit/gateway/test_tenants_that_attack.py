@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 import httpx
@@ -115,6 +115,27 @@ async def test_of_the_bodies_that_are_read_at_once_a_tenant_has_its_share() -> N
             assert await answered_s(world, http) < SOON_S
         for _ in range(20):  # of those that have gone nothing is left
             assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
+
+
+class Attacker(NamedTuple):
+    tenant: str = "a"
+    has_peers: bool = True
+
+
+async def test_long_bodies_come_no_faster_than_the_share_of_a_core_of_their_tenant() -> None:
+    long = {**BODY, "user": "u" * 2_000_000}
+    async with open_world(**GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+        assert await answered_s(world, http) < SOON_S
+        world.gateway.processor.threads.charge(Attacker(), 100.0)
+        posting = asyncio.create_task(http.post("/v1/completions", json=long, headers=bearer(KEY_A)))
+        short = http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))
+        for answer in (await http.post("/v1/completions", json=long, headers=bearer(KEY_B)), await short):
+            assert answer.status_code == 200
+        await asyncio.sleep(0.2)
+        assert not posting.done()
+        assert 0 < world.bodies.num_bytes < 1_000_000, "nothing more of a's is read"
+        posting.cancel()
+        await asyncio.gather(posting, return_exceptions=True)
 
 
 class StuckTokenizer(ByteTokenizer):
