@@ -191,7 +191,10 @@ _ATTACKS: Mapping[str, Callable[[argparse.Namespace, Counter[str]], Awaitable[No
 
 
 async def _attack(asked: argparse.Namespace) -> None:
-    """In a process of its own, so that nothing of it is in the way of what the other tenant measures."""
+    """In a process of its own, so that nothing of it is in the way of what the other tenant measures; when it is told
+    to, since its start takes a second of a core."""
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
     outcomes: Counter[str] = Counter()
     attacking = asyncio.ensure_future(_ATTACKS[asked.attack](asked, outcomes))
     await asyncio.wait([attacking], timeout=asked.seconds)
@@ -202,13 +205,16 @@ async def _attack(asked: argparse.Namespace) -> None:
 
 async def _measured(other: Other, attack: str) -> tuple[Seen, Counter[str]]:
     """What the other tenant notices of one attack, and for a while after it; and what became of the attack."""
-    asked, other.seen = other.asked, Seen()
+    asked = other.asked
     address = ["--http", asked.http, "--address", asked.address, "--key", asked.key, "--other-key", asked.other_key]
     command = ["-m", "benchmarks.overload.attack", *address, "--seconds", str(asked.seconds), "--attack", attack]
-    attacker = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
-    said, _ = await attacker.communicate()
-    seen = other.seen
-    await asyncio.sleep(asked.seconds / 4)
+    pipe = asyncio.subprocess.PIPE
+    attacker = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
+    assert attacker.stdout is not None
+    await attacker.stdout.readline()
+    await asyncio.sleep(1)
+    seen = other.seen = Seen()
+    said, _ = await attacker.communicate(b"\n")
     return seen, Counter(json.loads(said))
 
 
