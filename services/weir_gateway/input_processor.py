@@ -78,7 +78,7 @@ class InputProcessor:
         self._clock = spans.clock
         self._pace = OutputPace(self._clock)
         shares = WorkShares(limits.prepare_share, _PREPARE_BURST_S, self._clock)
-        self.threads = TenantThreads(_NUM_THREADS, "prompts", shares)
+        self.threads = TenantThreads(_NUM_THREADS, "prompts", shares, max_wait_s=limits.prepare_wait_s)
         self._tokenizer = PromptTokenizer(self.threads)
         self.tokenization = Tokenization(models, limits, driver, self._tokenizer)
         self._metrics = RequestMetrics()
@@ -102,6 +102,7 @@ class InputProcessor:
         self, client_request: ClientRequest, caller: Caller, parent: Context, call_left_s: float | None
     ) -> OpenRequest:
         """Accepts a request whose call lasts `call_left_s` more (None: as long as it takes). Raises WeirError."""
+        self.threads.note(caller)
         with self._keys.returning(caller.tenant, client_request.options.idempotency_key) as is_back:
             attached = await self._try_attach(client_request, caller, parent) if is_back else None
             if attached is not None:

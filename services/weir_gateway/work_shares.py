@@ -33,18 +33,24 @@ class WorkShares:
             self._before = self._newest
         self._newest = (tenant, self._clock.now_s())
 
-    def add(self, tenant: str, work_s: float) -> None:
-        """It has had so much."""
+    def add(self, holder: Holder, work_s: float) -> None:
+        """It has had so much. What nobody else wanted is not counted."""
         now_s = self._clock.now_s()
-        self._within_at_s[tenant] = max(self._within_at_s.get(tenant, now_s), now_s) + work_s / self._share
-        self._within_at_s.move_to_end(tenant)
+        if not self._others_ask_for_s(holder, now_s):
+            return
+        within_at_s = max(self._within_at_s.get(holder.tenant, now_s), now_s)
+        self._within_at_s[holder.tenant] = within_at_s + work_s / self._share
+        self._within_at_s.move_to_end(holder.tenant)
         if len(self._within_at_s) > _MAX_TENANTS:
             self._within_at_s.popitem(last=False)
 
     def wait_s(self, holder: Holder) -> float:
-        """How long until it may have more, if it has had nothing until then; 0.0: now."""
+        """How long until it may have more, if nobody asks for anything until then; 0.0: now."""
         now_s = self._clock.now_s()
-        _, others_at_s = self._before if self._newest[0] == holder.tenant else self._newest
-        if not holder.has_peers or now_s - others_at_s > _ASKED_LATELY_S:
-            return 0.0
-        return max(0.0, self._within_at_s.get(holder.tenant, now_s) - now_s - self._burst_s / self._share)
+        debt_s = self._within_at_s.get(holder.tenant, now_s) - now_s - self._burst_s / self._share
+        return max(0.0, min(debt_s, self._others_ask_for_s(holder, now_s)))
+
+    def _others_ask_for_s(self, holder: Holder, now_s: float) -> float:
+        """How much longer it counts that others have asked; 0.0: it does not."""
+        _, at_s = self._before if self._newest[0] == holder.tenant else self._newest
+        return max(0.0, at_s + _ASKED_LATELY_S - now_s) if holder.has_peers else 0.0

@@ -192,7 +192,7 @@ class SchedulerComponent:
             )
             begun.push_async_callback(shell.stop)
             stores = StoreMaker(bus, self._subjects, keeper.knows_tenant)
-            await stores.make()
+            await stores.make_registry()
             await shell.start()
             await stores.serve(shell.endpoint)
             keeper.attach(

@@ -132,8 +132,7 @@ class LimitsKeeper:
 
     def knows_tenant(self, name: str) -> bool:
         """Now."""
-        limits = self._effective_limits.limits
-        return name == limits.default_tenant.name or any(tenant.name == name for tenant in limits.tenants)
+        return name in self._effective_limits.limits.tenants_by_name
 
     @property
     def limits_path(self) -> Path | None:

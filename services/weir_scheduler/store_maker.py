@@ -16,7 +16,6 @@ from weir.bus.subjects import WORKER_TTL_S, Subjects
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
-"""Without the registry nobody gets work."""
 _TIMEOUT_S = 1.0
 _MAKE_TIMEOUT_S = 3.0
 """Of two buckets, by a client that gives up on each after two seconds."""
@@ -30,20 +29,29 @@ class StoreMaker:
         self._subjects = subjects
         self._knows_tenant = knows_tenant
 
+    async def make_registry(self) -> None:
+        """Without which nobody gets work. Raises BusError."""
+        await self._bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
+
     async def make(self) -> None:
         """What every stack has. Raises BusError."""
-        await self._bus.bucket(self._subjects.workers_bucket, ttl_s=WORKER_TTL_S)
+        await self.make_registry()
         await self._bus.bucket(self._subjects.keys_bucket, ttl_s=KEY_TTL_S, durable=True, max_bytes=KEY_BUCKET_BYTES)
 
     async def keep(self) -> Never:
         """Makes it again for ever, since a server may lose it."""
+        is_well = True
         while True:
-            await asyncio.sleep(_AGAIN_S)
             try:
                 async with asyncio.timeout(_MAKE_TIMEOUT_S):
                     await self.make()
             except (BusError, TimeoutError) as error:
-                logger.debug("making buckets: %s; again", error or "no answer in time")
+                if is_well:
+                    logger.warning("buckets cannot be made: %s; again", error or "no answer in time")
+                is_well = False
+            else:
+                is_well = True
+            await asyncio.sleep(_AGAIN_S)
 
     async def serve(self, endpoint: BusEndpoint) -> None:
         await endpoint.serve(self._subjects.make_responses, MakeResponses, self._on_responses)

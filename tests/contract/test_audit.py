@@ -162,3 +162,9 @@ async def test_what_could_not_be_written_for_a_while_is_written_once_when_the_se
     assert len(await ids_of(AuditStream(bus, Subjects("test")))) == 1
     assert audited.metric("audit_failed_total") >= 1
     await bus.close()
+
+
+@pytest.mark.parametrize("bounds", [(0, 60.0), (-1, 60.0), (1 << 20, 0.0), (1 << 20, float("nan"))])
+def test_bounds_that_keep_nothing_or_everything_are_refused(bounds: tuple[int, float]) -> None:
+    with pytest.raises(ValueError, match="must be in"):
+        AuditBounds(*bounds)

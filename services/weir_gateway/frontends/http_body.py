@@ -7,13 +7,11 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from weir.core.errors import Overloaded, QuotaExceeded
-from weir.core.shares import SHARE_BOUND, SharedRoom
+from weir.core.shares import SharedRoom
 from weir.rpc.body_budget import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.frontends.event_stream import watched
 from weir_gateway.frontends.http_server import HttpSettings
-from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.tenant_threads import TenantThreads
 
 MAX_INLINE_BYTES = 64 << 10
@@ -57,25 +55,15 @@ class BodyReader:
     async def _in_turn(
         self, request: Request, caller: Caller, raw: bytes, parse: Callable[[bytes], _AskedT]
     ) -> _AskedT:
-        """It waits as long as it may take to come, and no longer than its client is there."""
-        timeout_s = self._settings.body_timeout_s
+        """It waits no longer than its client is there."""
         parsing = asyncio.create_task(self._threads.run(caller, lambda: parse(raw), is_short=False))
         try:
             async with watched(request.receive, parsing.cancel):
-                await asyncio.wait([parsing], timeout=timeout_s)
+                await asyncio.wait([parsing])
         finally:
             parsing.cancel()
         if parsing.cancelled():
             raise ClientDisconnect
-        if not parsing.done() and self._threads.has_had_its_share(caller):
-            message = (
-                f"tenant {caller.tenant}: its body has waited {timeout_s:g} s to be read, since its others have taken "
-                "the tenant's share of a core (prepare_share); try again later"
-            )
-            raise QuotaExceeded(message, retry_after_s=RETRY_AFTER_S, tenant=caller.tenant, bound=SHARE_BOUND)
-        if not parsing.done():
-            message = f"its body has waited {timeout_s:g} s to be read, behind others; try again later"
-            raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
         return parsing.result()
 
     @asynccontextmanager
@@ -102,6 +90,8 @@ class BodyReader:
                             self._threads.charge(caller, len(chunk) * _RECEIVING_S_PER_BYTE)
                             await self._threads.wait_for_share(caller)
             except TimeoutError:
+                if num_bytes > MAX_INLINE_BYTES and self._threads.has_had_its_share(caller):  # it was not let come
+                    raise self._threads.refusal(caller, self._settings.body_timeout_s) from None
                 raise BadBody(408, f"the body took longer than {self._settings.body_timeout_s:g} s") from None
             raw = bytes(body)
             body.clear()  # of both one is kept while it waits

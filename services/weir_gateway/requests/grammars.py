@@ -63,16 +63,16 @@ class GrammarChecks:
         that the first grammar would stall whatever runs. One that is known already costs nothing. Whatever fails, or
         takes too long, its model is served: who sends a grammar hears of it."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + _PREPARE_TIMEOUT_S
+        preparing = {}
         for model in models:
-            preparing = loop.run_in_executor(self._executor, self._compiler_of(model).prepare)
-            await asyncio.wait([preparing], timeout=max(0.0, deadline_s - loop.time()))
-            if not preparing.done():
-                logger.warning(
-                    "%s: its vocabulary is not ready for grammars after %g s", model.name, _PREPARE_TIMEOUT_S
-                )
-            elif (error := preparing.exception()) is not None:
-                logger.error("%s: its vocabulary cannot be read for grammars", model.name, exc_info=error)
+            reading = loop.run_in_executor(self._executor, self._compiler_of(model).prepare)
+            reading.add_done_callback(partial(_log_unread, model.name))
+            preparing[reading] = model.name
+        if preparing:
+            _, late = await asyncio.wait(preparing, timeout=_PREPARE_TIMEOUT_S)
+            for reading in late:
+                name = preparing[reading]
+                logger.warning("%s: its vocabulary is not ready for grammars after %g s", name, _PREPARE_TIMEOUT_S)
 
     async def check(
         self, client_request: ClientRequest, model: ServedModel, tenant: str, *, again: bool = False
@@ -191,3 +191,8 @@ def _engine_of(model: ServedModel) -> GrammarEngine:
 
 def _no_engine() -> GrammarEngine:
     raise GrammarError("there is none")
+
+
+def _log_unread(model: str, reading: "asyncio.Future[None]") -> None:
+    if not reading.cancelled() and (error := reading.exception()) is not None:
+        logger.error("%s: its vocabulary cannot be read for grammars", model, exc_info=error)

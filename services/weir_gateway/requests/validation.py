@@ -51,6 +51,8 @@ class Limits:
     max_tokenize_calls_of_tenant: int = 6
     tokenize_timeout_s: float = 30.0
     prepare_share: float = 0.25
+    prepare_wait_s: float = 30.0
+    """For a turn to be prepared."""
 
 
 @dataclass(frozen=True, slots=True)

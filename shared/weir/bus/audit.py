@@ -13,11 +13,14 @@ from typing import Any
 
 from weir.bus.protocol import Bus, BusError, BusRefused, NoResponder
 from weir.bus.subjects import Subjects
+from weir.core.fields import check_range
 
 AUDIT_VERSION = 1
 """As the request log's: keys are added, none changes its meaning."""
 MAX_BATCH = 256
 """Events of one message: about 100 kB."""
+_MOST_BYTES = 1 << 44
+_MOST_AGE_S = 10 * 366 * 86_400
 _API = "$JS.API.STREAM"
 _NAME_IN_USE, _NO_MESSAGE = 10058, 10037
 """JetStream's numbers of these errors."""
@@ -65,10 +68,14 @@ class LifeEvent:
 
 @dataclass(frozen=True, slots=True)
 class AuditBounds:
-    """Over either the oldest events make room."""
+    """Over either the oldest events make room. Raises ValueError for what bounds nothing, or keeps nothing."""
 
     max_bytes: int
     max_age_s: float
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_bytes", 1, _MOST_BYTES)
+        check_range(self, "max_age_s", 1, _MOST_AGE_S)
 
 
 class AuditStream:

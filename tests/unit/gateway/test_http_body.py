@@ -85,8 +85,8 @@ async def test_a_client_that_has_left_keeps_no_turn_and_no_room() -> None:
         await world.until(lambda: (threads.num_waiting, world.bodies.num_bytes) == (0, 0), "it is gone")
 
 
-async def test_a_body_waits_for_its_turn_no_longer_than_for_itself() -> None:
-    settings = replace(FAST, http=replace(FAST.http, body_timeout_s=0.5))
+async def test_a_body_waits_for_its_turn_for_so_long() -> None:
+    settings = replace(FAST, limits=replace(FAST.limits, prepare_wait_s=0.5))
     async with open_world(settings, **GATEWAY) as world, busy(world), sent(world, large(1 << 20)) as (reader, _):
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
         assert head.startswith(b"HTTP/1.1 429")

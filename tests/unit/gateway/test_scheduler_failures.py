@@ -13,7 +13,7 @@ from tests.unit.gateway.test_interruptions import begin
 from tests.unit.gateway.world import FAST, World, open_world
 
 from weir.bus.messages import RefusalReason, SubmitReply
-from weir.core.errors import InvalidRequest, NotFound, Overloaded, Unavailable, WeirError
+from weir.core.errors import InvalidRequest, Overloaded, Unavailable, WeirError
 
 
 @pytest.fixture
@@ -53,8 +53,6 @@ class TestScheduler:
         assert "says the scheduler" in error.message
         if isinstance(error, InvalidRequest):
             assert [violation.field for violation in error.violations] == [field]
-        elif isinstance(error, NotFound):
-            assert error.field == field
         else:
             assert error.retry_after_s == 2.5
         await world.until_idle()

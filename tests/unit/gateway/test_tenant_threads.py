@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from weir.core.clock import ManualClock, SystemClock
-from weir.core.errors import Unavailable
+from weir.core.errors import Overloaded, QuotaExceeded, Unavailable
 from weir_gateway.tenant_threads import TenantThreads
 from weir_gateway.work_shares import WorkShares
 
@@ -159,6 +159,39 @@ async def test_a_tenant_that_has_had_its_share_of_a_core_waits_while_others_ask(
     assert not threads.has_had_its_share(C)
     clock.advance(0.05 / 0.25 + 0.2)
     assert await asyncio.wait_for(waiting, 5) == "done"
+    threads.close()
+
+
+async def test_a_turn_that_does_not_come_in_time_is_refused_with_why() -> None:
+    shares, work = WorkShares(share=0.25, burst_s=0.01, clock=ManualClock()), Work()
+    threads = TenantThreads(1, "test", shares, max_wait_s=0.1)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(threads.run(B, work.named("b"), is_short=False))
+        await work.until("b")
+        with pytest.raises(Overloaded, match=r"has waited 0\.1 s for its turn, behind others"):
+            await threads.run(A, work.named("a"), is_short=False)
+        threads.charge(A, 1.0)
+        with pytest.raises(QuotaExceeded, match=r"tenant a: .* its share of a core \(prepare_share\)"):
+            await threads.run(A, work.named("a"), is_short=False)
+        assert threads.num_waiting == 0
+        work.let_go()
+    assert work.begun == ["b"]
+    threads.close()
+
+
+async def test_who_is_ended_while_a_thread_comes_free_is_not_begun() -> None:
+    threads, work = TenantThreads(1, "test", UNBOUNDED), Work()
+    first = asyncio.create_task(threads.run(A, work.named("1"), is_short=False))
+    await work.until("1")
+    second = asyncio.create_task(threads.run(B, work.named("2"), is_short=False))
+    await asyncio.sleep(0)
+    second.cancel()  # its future is cancelled now, its task runs later
+    threads._start_next()
+    work.let_go()
+    await first
+    await asyncio.gather(second, return_exceptions=True)
+    assert await threads.run(C, lambda: "next", is_short=False) == "next"
+    assert work.begun == ["1"]
     threads.close()
 
 

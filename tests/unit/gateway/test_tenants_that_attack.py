@@ -124,7 +124,8 @@ class Attacker(NamedTuple):
 
 async def test_long_bodies_come_no_faster_than_the_share_of_a_core_of_their_tenant() -> None:
     long = {**BODY, "user": "u" * 2_000_000}
-    async with open_world(**GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+    settings = replace(FAST, http=replace(FAST.http, body_timeout_s=1.0))
+    async with open_world(settings, **GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
         assert await answered_s(world, http) < SOON_S
         world.gateway.processor.threads.charge(Attacker(), 100.0)
         posting = asyncio.create_task(http.post("/v1/completions", json=long, headers=bearer(KEY_A)))
@@ -134,8 +135,19 @@ async def test_long_bodies_come_no_faster_than_the_share_of_a_core_of_their_tena
         await asyncio.sleep(0.2)
         assert not posting.done()
         assert 0 < world.bodies.num_bytes < 1_000_000, "nothing more of a's is read"
-        posting.cancel()
-        await asyncio.gather(posting, return_exceptions=True)
+        answer = await posting
+        assert (answer.status_code, answer.headers["x-weir-bound"]) == (429, "tenant_share")
+
+
+async def test_tenants_that_send_tokens_alone_are_among_those_for_whom_others_wait() -> None:
+    async with open_world(**GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+        threads = world.gateway.processor.threads
+        threads.charge(Attacker(), 100.0)
+        assert not threads.has_had_its_share(Attacker()), "nobody else has asked"
+        body = {"prompt": [5, 6], "max_tokens": 1}
+        assert (await http.post("/v1/completions", json=body, headers=bearer(KEY_B))).status_code == 200
+        threads.charge(Attacker(), 100.0)
+        assert threads.has_had_its_share(Attacker())
 
 
 class StuckTokenizer(ByteTokenizer):

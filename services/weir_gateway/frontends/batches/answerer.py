@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from opentelemetry.context import Context
 
-from weir.core.errors import NotFound, Overloaded, Unavailable, WeirError
+from weir.core.errors import Overloaded, WeirError
 from weir_gateway.access import Caller
 from weir_gateway.batches.records import ClaimedLine, LineResult
 from weir_gateway.batches.results import answered
@@ -27,7 +27,6 @@ from weir_gateway.keys.keyed_requests import KeyedRequests
 
 _BATCH_LANE = "batch"
 _CANCELLED = 499
-_NO_WORKER_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +68,12 @@ class LineAnswerer:
             # Where the gateway dies amid the answer, the next one goes on with it.
             options = replace(options, idempotency_key=_key_of(line))
         request = replace(asked.client_request, options=options, priority=None, is_stream=False)
+        opened = await self.processor.open(request, caller, Context(), None)
         try:
-            opened = await self.processor.open(request, caller, Context(), None)
-            try:
-                body = await whole_answer(opened, AnswerRenderer(opened, asked.rendering))
-            except BaseException:
-                opened.leave()
-                raise
-        except NotFound as error:  # the scheduler's, of a model of this gateway: after a start workers come last
-            raise Unavailable(f"{error.message} yet", retry_after_s=_NO_WORKER_WAIT_S) from error
+            body = await whole_answer(opened, AnswerRenderer(opened, asked.rendering))
+        except BaseException:
+            opened.leave()
+            raise
         return opened.request_id, body
 
 
