@@ -4,7 +4,8 @@ Usage: healthcheck.py ADDRESS [SERVICE]
 
 ADDRESS is HOST:PORT or unix:/PATH. A process reports each of its gRPC services as SERVING once it is warmed up and
 NOT_SERVING when it drains; without SERVICE the question is only whether the process is alive. Where the process has a
-certificate, by the same variables of the environment (WEIR_PUBLIC_TLS_CERT before WEIR_TLS_CERT), so has this.
+certificate, by the same variables of the environment, so has this: WEIR_PUBLIC_TLS_CERT for a gateway's port, which it
+has where SERVICE is weir.v1.Inference, else WEIR_TLS_CERT.
 """
 
 import os
@@ -15,12 +16,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 TIMEOUT_S = 3.0
+_PUBLIC_SERVICE = "weir.v1.Inference"
 
 
-def open_channel(address: str) -> grpc.Channel:
+def open_channel(address: str, service: str) -> grpc.Channel:
     """To the process in this container: it is known by its certificate's file, whoever signed it."""
-    setting = next((name for name in ("PUBLIC_TLS", "TLS") if os.environ.get(f"WEIR_{name}_CERT")), "")
-    if address.startswith("unix:") or not setting:
+    setting = "PUBLIC_TLS" if service == _PUBLIC_SERVICE else "TLS"
+    if address.startswith("unix:") or not os.environ.get(f"WEIR_{setting}_CERT"):
         return grpc.insecure_channel(address)
     from weir.rpc.tls.certificates import CertificateFiles  # noqa: PLC0415 - no other probe needs it
 
@@ -36,7 +38,7 @@ def open_channel(address: str) -> grpc.Channel:
 
 def probe(address: str, service: str) -> tuple[bool, str]:
     """Whether `service` is SERVING at `address`, and what was said."""
-    with open_channel(address) as channel:
+    with open_channel(address, service) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs know no methods
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import httpx
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tests.chaos.hosts import Cluster, Served
 from tests.e2e.certified import HOST, Lab, open_channel
 
@@ -188,6 +190,22 @@ def test_the_probe_of_containers_asks_as_the_process_itself(cluster: Cluster, la
         done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout
         assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 1
+
+
+def test_the_probe_asks_a_gateway_that_has_no_certificate_for_clients_without_tls(cluster: Cluster, lab: Lab) -> None:
+    """As compose/tls.yaml starts it."""
+    pair = lab.member("gateway", cluster.instance)
+    own = {"WEIR_TLS_CERT": str(pair.cert), "WEIR_TLS_KEY": str(pair.key), "WEIR_TLS_CA": str(lab.ca)}
+    servicer = health.HealthServicer()
+    servicer.set("weir.v1.Inference", health_pb2.HealthCheckResponse.SERVING)
+    server = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    command = [sys.executable, "compose/healthcheck.py", f"127.0.0.1:{port}", "weir.v1.Inference"]
+    done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, timeout=60, check=False)
+    server.stop(None).wait()
+    assert done.returncode == 0, done.stdout
 
 
 def test_how_long_certificates_last_is_a_figure_of_each_process(cluster: Cluster, worker: Served) -> None:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,14 +151,7 @@ def stream_figures(targets: Mapping[str, MeasuredStack], rounds: int, load: Stre
         for frontend in _FRONTENDS:
             # The other way round each time: what a round leaves behind meets both alike.
             for variant in _VARIANTS[:: 1 if number % 2 == 0 else -1]:
-                seeded = StreamLoad(
-                    load.model,
-                    load.num_requests,
-                    load.concurrency,
-                    load.input_len,
-                    load.output_len,
-                    _SEED_STRIDE * (number + 1),
-                )
+                seeded = replace(load, seed=_SEED_STRIDE * (number + 1))
                 _add_round(found, frontend, variant, measure(targets[variant], frontend, seeded))
     return found
 

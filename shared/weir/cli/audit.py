@@ -39,6 +39,9 @@ def audit(
         str,
         typer.Option(envvar="WEIR_NATS_SEED_FILE", help="File with the seed of the NKEY that it knows operators by."),
     ] = "",
+    nats_ca_file: Annotated[
+        str, typer.Option(envvar="WEIR_NATS_CA_FILE", help="File with the authorities of its certificate.")
+    ] = "",
     runtime_dir: options.RuntimeDir = None,
 ) -> None:
     """Write the life events of requests, one JSON line each: who, when, how many tokens, how it ended; no texts.
@@ -62,7 +65,7 @@ def audit(
         return
     try:
         source = _source(instance, nats_url, nats_seed_file, runtime_dir)
-        num_events = asyncio.run(_export(source, out))
+        num_events = asyncio.run(_export(source, nats_ca_file, out))
     except (ValueError, OSError, BusError) as error:
         fail(f"weir audit: {error}")
     if out is not None:
@@ -115,12 +118,13 @@ def _source(instance: str, nats_url: str, seed_file: str, runtime_dir: Path | No
     return _Source(paths.folder.name, url, seed_file or (str(own_seed) if own_seed.exists() else ""))
 
 
-async def _export(source: _Source, out: Path | None) -> int:
+async def _export(source: _Source, ca_file: str, out: Path | None) -> int:
     bus = await NatsBus.connect(
         source.nats_url,
         name="weir audit",
         timeout_s=_CONNECT_TIMEOUT_S,
         seed_file=source.seed_file,
+        ca_file=ca_file,
         inbox=Subjects(source.instance).inbox("operator"),
     )
     try:

@@ -48,7 +48,9 @@ class LeaderCalls:
 
 def _open_channel(address: str, certificate: Certificate | None) -> grpc.Channel:
     options: list[tuple[str, int | str]] = [("grpc.enable_http_proxy", 0)]
-    if certificate is None or certificate.identity is None or is_unix(address):
+    if certificate is None or is_unix(address):
         return grpc.insecure_channel(address, options=options)
+    if certificate.identity is None:
+        raise ValueError(f"the certificate names no process of Weir among its URIs ({', '.join(certificate.uris)})")
     options.append(("grpc.ssl_target_name_override", dns_name_of("scheduler", certificate.identity.instance)))
     return grpc.secure_channel(address, client_credentials(certificate), options=options)

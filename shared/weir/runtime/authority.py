@@ -115,6 +115,7 @@ def _issue(
     folder: Path, stem: Path, common_name: str, names: list[x509.GeneralName], days: float, *, force: bool
 ) -> Pair:
     ca, ca_key = _read_authority(folder)
+    _check_lasts(ca, days, folder)
     key = ec.generate_private_key(ec.SECP256R1())
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
@@ -129,6 +130,15 @@ def _issue(
     pair = Pair(stem.with_name(f"{stem.name}.pem"), stem.with_name(f"{stem.name}.key"))
     pair.cert.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _write(pair, _sign(builder, ca_key), key, force=force)
+
+
+def _check_lasts(ca: x509.Certificate, days: float, folder: Path) -> None:
+    """Raises AuthorityError for a certificate that would outlive its authority: it would be of no use then."""
+    if datetime.now(UTC) + timedelta(days=days) > ca.not_valid_after_utc:
+        raise AuthorityError(
+            f"{days:g} days: the authority itself ends on {ca.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; take fewer, or "
+            f"make a new one: weir certs ca {folder} --force"
+        )
 
 
 def _read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

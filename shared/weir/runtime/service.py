@@ -16,6 +16,7 @@ import signal
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -245,7 +246,8 @@ class _Service(Generic[_ConfigT]):
         self._readiness.open()
         for name in self._service_names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._write_ready_file(address)
+        self._write_ready_file(address, self._tls.told)
+        self._tls.on_told(partial(self._write_ready_file, address))
         _log.info("ready")
 
     async def _open_metrics(self) -> None:
@@ -305,8 +307,8 @@ class _Service(Generic[_ConfigT]):
         described = self._component.describe()
         return replace(described, metrics={**described.metrics, **own})
 
-    def _write_ready_file(self, address: str) -> None:
-        if not self._config.ready_file:
+    def _write_ready_file(self, address: str, told: dict[str, str]) -> None:
+        if not self._config.ready_file or self._ending.asked.is_set():
             return
         path = Path(self._config.ready_file)
         fields = {
@@ -315,7 +317,7 @@ class _Service(Generic[_ConfigT]):
             "role": self._role,
             "process_id": self._process_id,
             "notes": self._notes,
-            **self._tls.told,
+            **told,
         }
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
         unfinished.write_text(json.dumps(fields))

@@ -2,8 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import grpc
 
@@ -50,7 +49,8 @@ class ProcessTls:
         self._config = config
         self.own = _watch_own(config, role)
         cert, key = config.public_tls
-        self.public = CertificateWatch(CertificateFiles(cert, key, setting="public_tls")) if cert else None
+        files = CertificateFiles(cert, key, setting="public_tls")
+        self.public = CertificateWatch(files, check_names) if cert else None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -77,11 +77,13 @@ class ProcessTls:
 
     @property
     def told(self) -> dict[str, str]:
-        """For those of this host who ask its gRPC port: the file of its certificate and a name in it."""
-        if self.public is None:
-            return {}
-        names = (*self.public.current.dns_names, *self.public.current.addresses)
-        return {"tls_cert": str(Path(self._config.public_tls[0]).absolute()), "tls_name": next(iter(names), "")}
+        """For those of this host who ask its gRPC port: its certificate, in PEM, and a name in it."""
+        return {} if self.public is None else _told_of(self.public.current)
+
+    def on_told(self, listener: Callable[[dict[str, str]], None]) -> None:
+        """Called with what is to be told from then on."""
+        if self.public is not None:
+            self.public.on_change(lambda certificate: listener(_told_of(certificate)))
 
     def start(self) -> None:
         """Within a running loop."""
@@ -95,6 +97,20 @@ class ProcessTls:
 
     def _watches(self) -> Iterator[CertificateWatch]:
         return (watch for watch in (self.own, self.public) if watch is not None)
+
+
+def _names_of(certificate: Certificate) -> tuple[str, ...]:
+    return (*certificate.dns_names, *certificate.addresses)
+
+
+def check_names(certificate: Certificate) -> None:
+    """Raises CertificateError for one that no client could know its server by."""
+    if not _names_of(certificate):
+        raise CertificateError("public_tls_cert: names no host and no address (subjectAltName) that clients call")
+
+
+def _told_of(certificate: Certificate) -> dict[str, str]:
+    return {"tls_cert_pem": certificate.chain_pem.decode("ascii", "replace"), "tls_name": _names_of(certificate)[0]}
 
 
 def _watch_own(config: ServiceConfig, role: str) -> CertificateWatch | None:

@@ -1,7 +1,9 @@
 """Certificates from files that change: what cannot be used never is, and what can be is within one look."""
 
+import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from weir.rpc.identities import CertifiedIdentity
 from weir.rpc.tls.certificates import Certificate, CertificateError, CertificateFiles
 from weir.rpc.tls.credentials import HttpsContext
 from weir.rpc.tls.watch import CertificateWatch
-from weir.runtime.authority import Pair, authority_pair, issue_member, issue_public, make_authority
+from weir.runtime import authority
+from weir.runtime.authority import AuthorityError, Pair, authority_pair, issue_member, issue_public, make_authority
 
 DAY_S = 86_400.0
 
@@ -116,6 +119,48 @@ async def test_a_link_that_leads_elsewhere_is_a_change(folder: Path, pair: Pair,
     await watch.look()
     assert watch.version == 1
     assert watch.current.chain_pem == (tmp_path / "2" / pair.cert.name).read_bytes()
+
+
+async def test_a_listener_that_fails_is_told_again_and_nothing_is_taken_before(folder: Path, pair: Pair) -> None:
+    watch = CertificateWatch(files_of(folder, pair))
+    told: list[Certificate] = []
+
+    def listen(certificate: Certificate) -> None:
+        told.append(certificate)
+        if len(told) == 1:
+            raise OSError("no descriptors left")
+
+    watch.on_change(listen)
+    renew(folder)
+    watching = asyncio.create_task(watch.run(0.01))
+    async with asyncio.timeout(10):
+        while watch.version == 0:  # noqa: ASYNC110 - it goes on looking by itself
+            await asyncio.sleep(0.01)
+    assert told == [watch.current, watch.current]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_files_of_which_one_is_new_at_a_first_look_are_no_refusal(folder: Path, pair: Pair) -> None:
+    watch = CertificateWatch(files_of(folder, pair))
+    kept = pair.cert.read_bytes()
+    renew(folder)
+    renewed = pair.cert.read_bytes()
+    pair.cert.write_bytes(kept)
+    await watch.look()
+    pair.cert.write_bytes(renewed)
+    await watch.look()
+    assert (watch.version, watch.num_refused) == (1, 0)
+
+
+def test_with_its_authority_a_certificate_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_authority(tmp_path, days=2)
+    holder = CertifiedIdentity("lab", "decode", "h")
+    with pytest.raises(AuthorityError, match="3 days: the authority itself ends on"):
+        issue_member(tmp_path, holder, days=3)
+    monkeypatch.setattr(authority, "_check_lasts", lambda *given: None)  # as others' authorities may
+    left_s = files_of(tmp_path, issue_member(tmp_path, holder, days=3)).load().expires_at_s - time.time()
+    assert left_s == pytest.approx(2 * DAY_S, abs=400)
 
 
 async def test_files_that_say_the_same_are_no_change(folder: Path, pair: Pair) -> None:

@@ -1,14 +1,15 @@
 """A process starts with a certificate of its own alone, and says what is wrong with any other."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from weir.rpc.identities import CertifiedIdentity, CertifiedRole
-from weir.rpc.tls.certificates import CertificateError
+from weir.rpc.tls.certificates import CertificateError, CertificateFiles
 from weir.runtime.authority import Pair, authority_pair, issue_member, issue_public, make_authority
 from weir.runtime.config import ServiceConfig
-from weir.runtime.tls import ProcessTls
+from weir.runtime.tls import ProcessTls, check_names
 
 
 @pytest.fixture
@@ -63,3 +64,11 @@ def test_without_files_there_is_no_tls() -> None:
     tls = ProcessTls(ServiceConfig(), "scheduler")
     assert (tls.identity, tls.credentials, tls.public, tls.http_context) == (None, None, None, None)
     assert tls.metrics() == {}
+
+
+def test_one_for_clients_that_names_no_host_is_refused(folder: Path) -> None:
+    pair = issue_public(folder, ("localhost",))
+    found = CertificateFiles(str(pair.cert), str(pair.key), setting="public_tls").load()
+    check_names(found)
+    with pytest.raises(CertificateError, match="names no host and no address"):
+        check_names(replace(found, dns_names=(), addresses=()))

@@ -142,6 +142,33 @@ async def test_what_is_announced_to_a_lease_that_is_being_given_up_is_left_to_ot
     assert announced == []
 
 
+async def test_who_is_cancelled_while_it_waits_for_such_an_answer_leaks_nothing(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = await host.client("sender"), await host.client("receiver")
+    acquired = await sender.acquire(40, 6)
+    slot, page_ids = acquired.slots[0], acquired.page_ids[:2]
+    write_sequence(sender, slot, page_ids)
+    hand_off, may_answer = sender._stub.HandOff, asyncio.Event()
+
+    async def answer_later(*given: Any, **named: Any) -> arena_pb2.HandOffResponse:
+        answer = await hand_off(*given, **named)
+        await may_answer.wait()
+        return answer
+
+    monkeypatch.setattr(sender._stub, "HandOff", answer_later)
+    handing_off = asyncio.create_task(sender.hand_off(slot, "r1", ATTEMPT, "receiver"))
+    await until(lambda: receiver._stream._holdings.holds_slot(slot))
+    await receiver.release(page_ids, [slot])
+    acquiring = asyncio.create_task(sender.acquire(2, 1))
+    await until(lambda: host.metric("free_pages") == 0)
+    acquiring.cancel()
+    await asyncio.gather(acquiring, return_exceptions=True)
+    await until(lambda: host.metric("free_pages") == 2)
+    may_answer.set()
+    assert (await handing_off).num_pages == 2
+
+
 @pytest.mark.parametrize("is_own_again", [False, True])
 async def test_a_hand_off_is_known_for_done_after_its_slot_was_handed_off_by_others(
     host: Host, monkeypatch: pytest.MonkeyPatch, is_own_again: bool

@@ -319,14 +319,18 @@ class ArenaClient:
 
     async def _wait_handed_off(self, acquired: Acquired, attachment: int, ends_at_s: float) -> None:
         """What is given out anew while the answer to its hand-off is still awaited is in use here until that has come.
-        Raises Unavailable when it does not: then what was acquired goes back."""
+        Raises Unavailable when it does not: then what was acquired goes back. Cancelled: it does too."""
         page_ids, slots = set(acquired.page_ids), set(acquired.slots)
         while waiting := [
             settled
             for settled, given in self._handing_off.items()
             if not (page_ids.isdisjoint(given.page_ids) and slots.isdisjoint(given.slots))
         ]:
-            done, _ = await asyncio.wait(waiting, timeout=max(0.0, ends_at_s - _now_s()))
+            try:
+                done, _ = await asyncio.wait(waiting, timeout=max(0.0, ends_at_s - _now_s()))
+            except asyncio.CancelledError:
+                self._stream.renew(attachment)
+                raise
             if not done:
                 self._stream.renew(attachment)
                 raise Unavailable("pages came back before it was known that they were handed off")

@@ -5,10 +5,11 @@ file that is half written, a certificate that has expired or that its authority 
 """
 
 import contextlib
+import math
 import os
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class CertificateFiles:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One that has been tried. Times are seconds since 1970."""
+    """One that has been tried. Times are seconds since 1970; with its authorities it ends too."""
 
     chain_pem: bytes
     key_pem: bytes = field(repr=False)
@@ -101,11 +102,16 @@ def _tried(chain: bytes, key: bytes, authorities: bytes) -> Certificate:
         key,
         authorities,
         ssl.cert_time_to_seconds(found["notBefore"]),
-        ssl.cert_time_to_seconds(found["notAfter"]),
+        min(ssl.cert_time_to_seconds(found["notAfter"]), _end_of(server.get_ca_certs()) if authorities else math.inf),
         tuple(name for kind, name in names if kind == "URI"),
         tuple(name for kind, name in names if kind == "DNS"),
         tuple(name for kind, name in names if kind == "IP Address"),
     )
+
+
+def _end_of(authorities: Sequence[Mapping[str, Any]]) -> float:
+    """Of the one that lasts longest: amid a rotation an older one may end."""
+    return max(ssl.cert_time_to_seconds(str(authority["notAfter"])) for authority in authorities)
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:

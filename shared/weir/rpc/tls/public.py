@@ -40,12 +40,10 @@ def https_context(ca: str) -> ssl.SSLContext | bool:
         raise CertificateError(f"ca {ca}: cannot be used ({error.strerror or error})") from error
 
 
-def make_pinned_channel(address: str, cert: str, server_name: str) -> grpc.aio.Channel:
-    """To a server of this host whose certificate lies in the file `cert`: nobody need have signed it. Raises
-    CertificateError."""
-    target, credentials = public_target(address, cert)
+def make_pinned_channel(address: str, cert_pem: str, server_name: str) -> grpc.aio.Channel:
+    """To a server of this host that has told its certificate: nobody need have signed it."""
     options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name)]
-    return grpc.aio.secure_channel(target, credentials or grpc.ssl_channel_credentials(), options=options)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(cert_pem.encode()), options=options)
 
 
 def make_public_channel(address: str, ca: str) -> grpc.aio.Channel:

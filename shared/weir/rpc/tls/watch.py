@@ -34,6 +34,8 @@ class CertificateWatch:
         self._check = check
         self._now_s = now_s
         self._stamp = files.stamp()
+        self._suspect: Stamp | None = None
+        """What the last look could not use."""
         self._refused: Stamp | None = None
         self._warned_at_s = float("-inf")
         self._listeners: list[Callable[[Certificate], None]] = []
@@ -51,10 +53,14 @@ class CertificateWatch:
         """Looks for ever."""
         while True:
             await asyncio.sleep(interval_s)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 - the boundary of this task, which must look again
+                _log.exception("%s_cert %s could not be looked at", self._files.setting, self._files.cert)
 
     async def look(self) -> None:
-        """Once. Files that cannot be used are tried again at each look, since they may be half written."""
+        """Once. Files that cannot be used are tried again at each look, since they may be half written; that is told
+        where a second look finds the same. Raises what a listener raises, and tries again then too."""
         self._warn_of_end()
         stamp = self._files.stamp()
         if stamp == self._stamp:
@@ -62,20 +68,23 @@ class CertificateWatch:
         try:
             found = await asyncio.to_thread(self._load)
         except CertificateError as error:
-            if stamp != self._refused:
-                self._refused = stamp
-                self.num_refused += 1
-                _log.warning("the new certificate is not used, the one before is: %s", error.message)
+            self._refuse(stamp, error)
             return
-        self._stamp, self._refused = stamp, None
-        if found == self.current:
-            return
-        self.current = found
-        self.version += 1
-        self._warned_at_s = float("-inf")
-        _log.info("%s_cert %s has changed: new connections use it", self._files.setting, self._files.cert)
-        for listener in self._listeners:
-            listener(found)
+        if found != self.current:
+            for listener in self._listeners:
+                listener(found)
+            self.current = found
+            self.version += 1
+            self._warned_at_s = float("-inf")
+            _log.info("%s_cert %s has changed: new connections use it", self._files.setting, self._files.cert)
+        self._stamp, self._suspect, self._refused = stamp, None, None
+
+    def _refuse(self, stamp: Stamp, error: CertificateError) -> None:
+        if stamp == self._suspect and stamp != self._refused:
+            self._refused = stamp
+            self.num_refused += 1
+            _log.warning("the new certificate is not used, the one before is: %s", error.message)
+        self._suspect = stamp
 
     def left_s(self) -> float:
         """Seconds until it expires; negative once it has."""

@@ -31,14 +31,14 @@ def read_notes(ready_file: Path) -> tuple[str, ...]:
 
 
 def open_channel(address: str, ready_file: Path) -> grpc.aio.Channel:
-    """To a process that has written this file, with TLS where it says so. Raises CertificateError."""
+    """To a process that has written this file, with TLS where it says so."""
     try:
         fields = json.loads(ready_file.read_text())
     except (OSError, ValueError):  # it is gone
         fields = {}
-    if not fields.get("tls_cert"):
+    if not fields.get("tls_cert_pem"):
         return make_channel(address)
-    return make_pinned_channel(address, fields["tls_cert"], fields["tls_name"])
+    return make_pinned_channel(address, fields["tls_cert_pem"], fields["tls_name"])
 
 
 class GrpcProbe:

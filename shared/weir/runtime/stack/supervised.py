@@ -26,6 +26,7 @@ from weir.runtime.stack.processes import try_identify
 from weir.runtime.stack.state import ProcessPhase, ProcessState
 
 _EXIT_USAGE = 2
+_COMMANDS_OWN = frozenset({"WEIR_TLS_CERT", "WEIR_TLS_KEY", "WEIR_TLS_CA"})
 _KILL_S = 5.0
 MAX_LOG_BYTES = 16 * 1024 * 1024
 _TAIL_BYTES = 16 * 1024
@@ -189,7 +190,7 @@ class SupervisedProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**self._environ, **self.spec.environ},
+                env={**_without_commands_own(self._environ), **self.spec.environ},
                 start_new_session=True,
             )
         finally:
@@ -279,3 +280,8 @@ def last_lines(path: Path, num_lines: int = 15) -> list[str]:
             return log.read().decode(errors="replace").splitlines()[-num_lines:]
     except FileNotFoundError:
         return []
+
+
+def _without_commands_own(environ: Mapping[str, str]) -> dict[str, str]:
+    """Certificates that an operator's commands show are not those of the processes that one of them starts."""
+    return {name: value for name, value in environ.items() if name not in _COMMANDS_OWN}

@@ -106,6 +106,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 def _check_own_id(gateway_id: str, identity: CertifiedIdentity | None) -> None:
     """Raises PermissionDenied: a gateway that took another's id would take over its streams and its requests."""
     if identity is not None and not identity.owns(gateway_id):
+        _log.warning("%s says that it is gateway %s, and is refused", identity.uri, gateway_id)
         raise PermissionDenied(
             f"hello.gateway_id {gateway_id}: is not of {identity.uri}, whose ids end in {identity.mark}"
         )
