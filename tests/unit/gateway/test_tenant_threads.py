@@ -186,8 +186,12 @@ async def test_who_is_ended_while_a_thread_comes_free_is_not_begun() -> None:
     second = asyncio.create_task(threads.run(B, work.named("2"), is_short=False))
     await asyncio.sleep(0)
     second.cancel()  # its future is cancelled now, its task runs later
+    running = threads._num_running.copy()
+    threads._num_running.clear()  # as where the first one's end is seen in the same turn of the loop
     threads._start_next()
-    work.let_go()
+    assert not threads._num_running
+    threads._num_running.update(running)
+    work.let_go(2)
     await first
     await asyncio.gather(second, return_exceptions=True)
     assert await threads.run(C, lambda: "next", is_short=False) == "next"
