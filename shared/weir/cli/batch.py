@@ -12,7 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from weir.cli import EXIT_FAILED, EXIT_USAGE, options
 from weir.cli.console import fail, stderr, stdout
-from weir.rpc.tls.certificates import CertificateError
 from weir.rpc.tls.public import https_context
 
 if TYPE_CHECKING:
@@ -175,12 +174,11 @@ def _client(url: str, api_key: str, ca: str) -> "Iterator[httpx.Client]":
     import httpx
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
+    with options.usable_ca():
         verify, base_url = https_context(ca), url.removesuffix("/v1")
+    try:
         with httpx.Client(base_url=base_url, headers=headers, timeout=_TIMEOUT_S, verify=verify) as client:
             yield client
-    except CertificateError as error:
-        fail(f"--{error.message}", code=EXIT_USAGE)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         fail(f"{url}: {error or type(error).__name__}; is the gateway there? name it by --url")
 

@@ -2,20 +2,25 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
-from weir.cli import EXIT_USAGE
-from weir.cli.console import fail
+from weir.cli import EXIT_NOT_RUNNING, EXIT_USAGE
+from weir.cli.console import error_line, fail
 from weir.client import DEFAULT_TIMEOUT_S, AsyncWeirClient, GenerateOptions, Tool, Tools, WeirClient
 from weir.client.chats import ToolMode
 from weir.core.credentials import key_metadata
+from weir.core.errors import WeirError
 from weir.core.grammar import Grammar
 from weir.rpc.tls.certificates import Certificate, CertificateError, CertificateFiles
+from weir.runtime.config import default_runtime_dir
+from weir.runtime.stack.instances import choose_instance
+from weir.runtime.stack.state import try_read_state
 
 Address = Annotated[
     str,
@@ -127,6 +132,34 @@ def operator_certificate() -> Certificate | None:
     return found
 
 
+@contextmanager
+def usable_ca() -> Iterator[None]:
+    """Ends the command on a file of the option --ca that cannot be used."""
+    try:
+        yield
+    except CertificateError as error:
+        fail(f"--{error.message}", code=EXIT_USAGE)
+
+
+def find_gateways(
+    given: Sequence[str], admin_key: str, instance: str, grpc_port: int | None, runtime_dir: Path | None
+) -> tuple[list[str], str]:
+    """URLs of the HTTP ports, the first gateway's first, and an operator's key: those given, else those of the stack
+    that `weir up` started here. Ends the command where there is none."""
+    if given:
+        return list(given), admin_key
+    try:
+        paths = choose_instance(runtime_dir or default_runtime_dir(), instance, grpc_port)
+    except WeirError as error:
+        fail(error_line(error))
+    state = try_read_state(paths.state_file)
+    if state is None:
+        hint = "start it with `weir up`, or name a gateway with --gateway"
+        fail(f"{paths.folder.name} is not running here; {hint}", code=EXIT_NOT_RUNNING)
+    urls = [url.removesuffix("/v1") for url in state.endpoints.values() if url.endswith("/v1")]
+    return urls, admin_key or paths.try_read_admin_key() or ""
+
+
 class Reach(NamedTuple):
     """Where a gateway is, how long an answer may take, and who asks."""
 
@@ -137,17 +170,13 @@ class Reach(NamedTuple):
 
     def client(self) -> WeirClient:
         """Ends the command on a file `ca` that cannot be used."""
-        try:
+        with usable_ca():
             return WeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key, ca=self.ca)
-        except CertificateError as error:
-            fail(f"--{error.message}", code=EXIT_USAGE)
 
     def async_client(self) -> AsyncWeirClient:
         """Within a running loop. As `client`."""
-        try:
+        with usable_ca():
             return AsyncWeirClient(self.address, timeout_s=self.timeout_s, api_key=self.api_key, ca=self.ca)
-        except CertificateError as error:
-            fail(f"--{error.message}", code=EXIT_USAGE)
 
 
 def generate_options(arguments: Mapping[str, Any]) -> GenerateOptions:

@@ -3,19 +3,14 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weir.cli import EXIT_NOT_RUNNING, EXIT_USAGE, options
+from weir.cli import EXIT_USAGE, options
 from weir.cli.console import error_line, fail, stdout
 from weir.cli.scheduling import AdminKey
 from weir.core.errors import WeirError
-from weir.rpc.tls.certificates import CertificateError
-from weir.runtime.config import default_runtime_dir
-from weir.runtime.stack.instances import choose_instance
-from weir.runtime.stack.state import try_read_state
 
 if TYPE_CHECKING:
     from weir.client.recent_requests import Order, RecentRequestsClient
@@ -52,13 +47,11 @@ def trace(
     """
     if sum((bool(request_id), last, slowest)) != 1:
         fail("name one request: its id, --last or --slowest", code=EXIT_USAGE)
-    urls, key = _find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
+    urls, key = options.find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
     from weir.client.recent_requests import RecentRequestsClient
 
-    try:
+    with options.usable_ca():
         client = RecentRequestsClient(urls, admin_key=key, ca=ca)
-    except CertificateError as error:
-        fail(f"--{error.message}", code=EXIT_USAGE)
     with client:
         record = _ask(client, request_id, "newest" if last else "slowest")
     if as_json:
@@ -139,21 +132,3 @@ def _ask(client: "RecentRequestsClient", request_id: str, order: "Order") -> "Re
         return client.find(request_id) if request_id else client.first(order)
     except WeirError as error:
         fail(error_line(error))
-
-
-def _find_gateways(
-    given: list[str], admin_key: str, instance: str, grpc_port: int | None, runtime_dir: Path | None
-) -> tuple[list[str], str]:
-    """URLs and an operator's key: those given, else those of the stack that `weir up` started here."""
-    if given:
-        return given, admin_key
-    try:
-        paths = choose_instance(runtime_dir or default_runtime_dir(), instance, grpc_port)
-    except WeirError as error:
-        fail(error_line(error))
-    state = try_read_state(paths.state_file)
-    if state is None:
-        hint = "start it with `weir up`, or name a gateway with --gateway"
-        fail(f"{paths.folder.name} is not running here; {hint}", code=EXIT_NOT_RUNNING)
-    urls = [url.removesuffix("/v1") for url in state.endpoints.values() if url.endswith("/v1")]
-    return urls, admin_key or paths.try_read_admin_key() or ""
