@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import weir.bus
 import weir_scheduler.counters_store
 from weir.bus import codec, messages
+from weir.bus.audit import AuditBounds
 from weir.bus.codec import MalformedMessage, MessageTooLarge, check_version, decode, encode, version_headers
 from weir.bus.configuration import DIGEST_BYTES, AccessRules, LaneCaps, TenantAccess
 from weir.bus.keys import BODY_DIGEST_BYTES, SEED_BYTES
@@ -87,7 +88,10 @@ CONSTRAINED_FIELDS: Mapping[str, st.SearchStrategy[Any]] = {
     "body_digest": st.binary(min_size=BODY_DIGEST_BYTES, max_size=BODY_DIGEST_BYTES),
     "seed": st.binary(min_size=SEED_BYTES, max_size=SEED_BYTES),
 }
-CONSTRAINED_TYPES: Mapping[type[Any], st.SearchStrategy[Any]] = {AccessRules: access_rules()}
+CONSTRAINED_TYPES: Mapping[type[Any], st.SearchStrategy[Any]] = {
+    AccessRules: access_rules(),
+    AuditBounds: st.builds(AuditBounds, max_bytes=st.integers(1, 1 << 44), max_age_s=st.floats(1, 10 * 366 * 86_400)),
+}
 """What a message checks itself. One that is drawn in vain lacks its fields here."""
 
 

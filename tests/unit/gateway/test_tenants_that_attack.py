@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,20 +21,19 @@ from weir.rpc.errors import from_rpc_error
 from weir.rpc.port_guard import PortLimits
 from weir_gateway.frontends.openai.schema import parse_body
 
-SOON_S = 1.0
-"""Far below what an attack would have taken, and above what a busy machine adds."""
+SERVED_WITHIN_S = 10.0
+"""Below what any attack here lasts, and far above what a busy machine adds."""
 GATEWAY: Any = {"rules": CLOSED, "port_limits": PortLimits(max_message_bytes=1 << 20, max_calls=256)}
 
 
-async def answered_s(world: World, http: httpx.AsyncClient) -> float:
-    """How long b waits for an answer by gRPC, one by HTTP, and tokens."""
-    began_s = time.monotonic()
-    async with AsyncWeirClient(world.grpc_address, api_key=KEY_B) as client:
-        assert await text_of(client) == "hello"
-    for path, body in (("/v1/completions", BODY), ("/tokenize", {"prompt": "x" * 3000})):
-        response = await http.post(path, json=body, headers=bearer(KEY_B))
-        assert response.status_code == 200, response.text
-    return time.monotonic() - began_s
+async def check_served(world: World, http: httpx.AsyncClient) -> None:
+    """b gets an answer by gRPC, one by HTTP, and tokens, while what is done to the gateway lasts."""
+    async with asyncio.timeout(SERVED_WITHIN_S):
+        async with AsyncWeirClient(world.grpc_address, api_key=KEY_B) as client:
+            assert await text_of(client) == "hello"
+        for path, body in (("/v1/completions", BODY), ("/tokenize", {"prompt": "x" * 3000})):
+            response = await http.post(path, json=body, headers=bearer(KEY_B))
+            assert response.status_code == 200, response.text
 
 
 @asynccontextmanager
@@ -87,7 +85,8 @@ async def test_messages_and_bodies_that_never_end_keep_no_other_tenant_waiting()
     ):
         await world.until(lambda: sum(call.done() for call in calls) > 30, "the share is taken")
         assert world.bodies.num_bytes > 20 << 20
-        assert max([await answered_s(world, http) for _ in range(3)]) < SOON_S
+        for _ in range(3):
+            await check_served(world, http)
         refused = from_rpc_error(next(call for call in calls if call.done()).exception())  # type: ignore[arg-type]
         assert isinstance(refused, QuotaExceeded)
         assert refused.tenant == "a"
@@ -112,7 +111,7 @@ async def test_of_the_bodies_that_are_read_at_once_a_tenant_has_its_share() -> N
                     assert (
                         b"tenant a: it has 16 of the 20 places for bodies that this port reads at once" in body.result()
                     )
-            assert await answered_s(world, http) < SOON_S
+            await check_served(world, http)
         for _ in range(20):  # of those that have gone nothing is left
             assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
 
@@ -126,7 +125,7 @@ async def test_long_bodies_come_no_faster_than_the_share_of_a_core_of_their_tena
     long = {**BODY, "user": "u" * 2_000_000}
     settings = replace(FAST, http=replace(FAST.http, body_timeout_s=1.0))
     async with open_world(settings, **GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
-        assert await answered_s(world, http) < SOON_S
+        await check_served(world, http)
         world.gateway.processor.threads.charge(Attacker(), 100.0)
         posting = asyncio.create_task(http.post("/v1/completions", json=long, headers=bearer(KEY_A)))
         short = http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))
@@ -178,7 +177,7 @@ async def test_long_prompts_in_a_row_keep_no_other_tenant_waiting(path: str) -> 
         await world.until(
             lambda: tokenizer.num_stuck == 1 and world.gateway.processor.threads.num_waiting == 5, "stuck"
         )
-        assert await answered_s(world, http) < SOON_S
+        await check_served(world, http)
         assert tokenizer.num_stuck == 1, "of a tenant one is done at a time"
         tokenizer.may_end.set()
         expected = 200 if path == "/tokenize" else 400  # more tokens than a sequence has
