@@ -103,13 +103,14 @@ class AccessControl:
         return caller
 
     def check_operator(self, key: str | None, *, is_from_here: bool) -> None:
-        """As the scheduler does: a key once anybody has one. Where nobody has, whoever asks from this host.
+        """As the scheduler does: a key once anybody has one. Where nobody has, whoever asks from this host, or shows
+        the key that hosts of the stack share.
 
         Raises Unauthenticated, PermissionDenied, or Unavailable before the rules are known.
         """
         rules = self._known_rules()
         if not rules.asks_operators and not self._by_digest:
-            if not is_from_here:
+            if not is_from_here and not self._is_admin(key):
                 raise PermissionDenied(
                     "without keys operators are answered on the gateway's own host alone: ask from there, or put "
                     "admin_key_digests into the limits file (`weir limits key` makes one)"
@@ -117,11 +118,15 @@ class AccessControl:
             return
         if key is None:
             raise Unauthenticated("an admin key is needed: send Authorization: Bearer KEY, or give --admin-key")
-        digest = key_digest(key)
-        if not any(hmac.compare_digest(digest, admin) for admin in rules.admin_key_digests):
+        if not self._is_admin(key):
+            digest = key_digest(key)
             if digest[:_LOOKUP_BYTES] in self._by_digest:
                 raise PermissionDenied("this is a tenant's key: what operators see takes one of admin_key_digests")
             raise Unauthenticated("the admin key is not known")
+
+    def _is_admin(self, key: str | None) -> bool:
+        digests = self._known_rules().admin_key_digests
+        return key is not None and any(hmac.compare_digest(key_digest(key), admin) for admin in digests)
 
     def _known_rules(self) -> AccessRules:
         """Raises Unavailable."""

@@ -36,6 +36,15 @@ def write_files(folder: Path) -> None:
         "max_queued = 100",
         "max_wait_s = 60",
     )
+    _write(
+        folder / "hosts.toml",
+        'instance = "lab"',
+        "[hosts.a]",
+        'address = "10.0.0.1"',
+        "serve_nats = true",
+        "schedulers = 1",
+        "gateways = 1",
+    )
     profile = resources.files("weir.sim.profiles") / "a100-llama3-8b.yaml"
     (folder / "measured.yaml").write_text(profile.read_text())
     source = np.random.default_rng(2)

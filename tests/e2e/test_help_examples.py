@@ -30,6 +30,7 @@ ALONE: Mapping[str, str] = {
     "weir models --json": "",
     "weir serve decode --help": "",
     "weir limits check limits.toml": "",
+    "weir up --hosts hosts.toml --model smollm2-135m": "",
     "weir limits key": "",
     "weir limits key --digest < key.txt": "",
     "weir simulate azure_2023_code.csv --local 2": "",
@@ -140,6 +141,12 @@ ABSENT: Mapping[str, str] = {
     "weir up --model Qwen/Qwen2.5-0.5B-Instruct": "the hub",
     "weir up --public-tls-cert certs/public-localhost.pem --public-tls-key certs/public-localhost.key": (
         "these files; tests/e2e/test_tls_up.py has its own"
+    ),
+    "weir host --join tls://10.0.0.1:4222 --instance lab --address 10.0.0.2 --credentials-dir lab/b": (
+        "other hosts; tests/hosts has some"
+    ),
+    "weir host --join nats://10.0.0.1:4222 --instance lab --address 10.0.0.2 --insecure-listen --prefill 2": (
+        "other hosts; tests/hosts has some"
     ),
     "weir top": "a terminal; tests/unit/cli/test_top.py drives it",
     "weir top --gateway http://10.0.0.7:8000 --interval-s 2": "that host",

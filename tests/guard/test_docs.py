@@ -20,8 +20,9 @@ from tests.guard.test_layers import FLOORS
 
 from weir.policy.registry import PolicySpec
 from weir.runtime.config import ROLES, ServiceConfig, resolve_config
+from weir.runtime.stack.config import StackConfig
+from weir.runtime.stack.hosts_file import read_hosts
 from weir.runtime.stack.models import StackModel, models_from_document
-from weir.runtime.stack.plan import StackConfig
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
 from weir.worker.roles.kinds import KINDS
@@ -211,6 +212,10 @@ def test_every_toml_file_that_is_shown_would_be_taken(block: Block, tmp_path: Pa
     (file,) = re.findall(r"\A# (\S+)", block.text)
     if file == "limits.toml":
         assert parse_limits(block.text, CoreLimits()) != CoreLimits()
+    elif file == "hosts.toml":
+        path = tmp_path / file
+        path.write_text(block.text)
+        assert len(read_hosts(path).hosts) > 1
     elif file in ("weir.toml", "stack.toml"):
         path = tmp_path / file
         path.write_text(block.text)

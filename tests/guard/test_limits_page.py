@@ -14,7 +14,7 @@ from weir.core import errors
 from weir.core.options import NUMBER_RULES
 from weir.rpc.errors import status_code
 from weir.runtime.config import ServiceConfig
-from weir.runtime.stack.plan import StackConfig
+from weir.runtime.stack.config import StackConfig
 from weir.scheduling.limits import DEFAULT_LANES, CoreLimits, LaneLimits, TenantLimits
 from weir.scheduling.worker_limits import WorkerLimits
 from weir.worker.config import WorkerConfig

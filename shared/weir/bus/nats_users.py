@@ -59,10 +59,14 @@ def rights_of(role: NatsRole, subjects: Subjects) -> Rights:
     }[role](subjects)
 
 
-def server_config(public_keys: Mapping[NatsRole, str], subjects: Subjects) -> str:
-    """Text of a nats-server's configuration: who may connect, and what each may do."""
+def server_config(
+    public_keys: Mapping[NatsRole, str], subjects: Subjects, *, cert_file: str = "", key_file: str = ""
+) -> str:
+    """Text of a nats-server's configuration: who may connect, what each may do, and by which certificate they know the
+    server (none: TLS is not spoken)."""
     users = [{"nkey": key, "permissions": _permissions(rights_of(role, subjects))} for role, key in public_keys.items()]
-    return json.dumps({"authorization": {"users": users}}, indent=2)
+    tls = {"tls": {"cert_file": cert_file, "key_file": key_file}} if cert_file else {}
+    return json.dumps({"authorization": {"users": users}, **tls}, indent=2)
 
 
 def _of_scheduler(subjects: Subjects) -> Rights:

@@ -25,9 +25,9 @@ from weir.cli import (
     status,
     trace,
     train_predictor,
-    up,
     workers,
 )
+from weir.cli.stack import host, up
 from weir.cli.top import command as top
 from weir.runtime.extras import DISTRIBUTION
 
@@ -77,6 +77,7 @@ def serve(
 
 app.command()(up.up)
 app.command()(up.down)
+app.command()(host.host)
 app.command()(status.status)
 app.command()(top.top)
 app.command()(trace.trace)

@@ -10,7 +10,7 @@ import typer
 
 from weir.cli import EXIT_USAGE, options
 from weir.cli.console import error_line, fail, size_text, stderr, stdout
-from weir.cli.stack_models import need_model
+from weir.cli.stack.models import need_model
 from weir.core.device import Precision
 from weir.core.errors import WeirError
 from weir.core.fields import describe_type, parse_size, parse_text

@@ -19,6 +19,7 @@ from weir.core.errors import WeirError
 from weir.core.grammar import Grammar
 from weir.rpc.tls.certificates import Certificate, CertificateError, CertificateFiles
 from weir.runtime.config import default_runtime_dir
+from weir.runtime.stack.credentials import HostCredentials
 from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.state import try_read_state
 
@@ -115,20 +116,21 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 _MODES: tuple[ToolMode, ...] = get_args(ToolMode)
 
 
-def operator_certificate() -> Certificate | None:
-    """Of the environment, as processes have theirs: for commands that ask schedulers of other hosts. Ends the command
-    on one that cannot be used."""
+def operator_certificate(credentials_dir: str = "") -> Certificate | None:
+    """That of the environment, as processes have theirs, else that of a host in this folder: for commands that ask
+    schedulers. None: there is none. Ends the command on one that cannot be used."""
     paths = [os.environ.get(f"WEIR_TLS_{part}", "") for part in ("CERT", "KEY", "CA")]
-    if not any(paths):
-        return None
-    if not all(paths):
+    if any(paths) and not all(paths):
         fail("WEIR_TLS_CERT, WEIR_TLS_KEY and WEIR_TLS_CA: give all three, or none", code=EXIT_USAGE)
+    if not any(paths) and not credentials_dir:
+        return None
+    files = CertificateFiles(*paths) if any(paths) else HostCredentials(Path(credentials_dir)).operator
     try:
-        found = CertificateFiles(*paths).load()
+        found = files.load()
     except CertificateError as error:
         fail(error.message, code=EXIT_USAGE)
     if found.identity is None:
-        fail(f"WEIR_TLS_CERT {paths[0]}: names no process or operator of Weir", code=EXIT_USAGE)
+        fail(f"WEIR_TLS_CERT {files.cert}: names no process or operator of Weir", code=EXIT_USAGE)
     return found
 
 

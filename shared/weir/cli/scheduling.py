@@ -2,11 +2,11 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -15,10 +15,11 @@ from weir.cli.console import error_line, fail, stderr, stdout
 from weir.client.scheduling import SchedulingClient, SchedulingView
 from weir.core.credentials import MIN_KEY_CHARS, key_digest, make_key
 from weir.core.errors import InvalidRequest, WeirError
+from weir.rpc.tls.certificates import Certificate
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.paths import InstancePaths
-from weir.runtime.stack.state import try_read_state
+from weir.runtime.stack.state import ProcessState, try_read_state
 
 if TYPE_CHECKING:
     from weir.scheduling.limits import CoreLimits
@@ -242,22 +243,33 @@ def _open_scheduling(
     scheduler: str, admin_key: str, instance: str, grpc_port: int | None, runtime_dir: Path | None
 ) -> Iterator[SchedulingClient]:
     """The client of the instance's leading scheduler. What it refuses ends the command with one line."""
-    addresses, admin_key = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
-    with SchedulingClient(addresses, admin_key=admin_key, certificate=options.operator_certificate()) as client:
+    found = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
+    with SchedulingClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as client:
         try:
             yield client
         except WeirError as error:
             fail(error_line(error))
 
 
+class FoundSchedulers(NamedTuple):
+    """Where they are, and what an operator shows them."""
+
+    addresses: Sequence[str]
+    admin_key: str
+    certificate: Certificate | None
+
+
 def find_schedulers(
     scheduler: str, admin_key: str, instance: str, grpc_port: int | None, runtime_dir: Path | None
-) -> tuple[list[str], str]:
-    """Addresses and an operator's key: those given, else those of the stack that `weir up` started here."""
+) -> FoundSchedulers:
+    """Those given, else those of the stack that was started here. Ends the command where there are none."""
     if scheduler:
-        return [scheduler], admin_key
+        return FoundSchedulers([scheduler], admin_key, options.operator_certificate())
     paths = _paths(instance, grpc_port, runtime_dir)
-    return _addresses(paths), admin_key or paths.try_read_admin_key() or ""
+    schedulers = _schedulers(paths)
+    key = admin_key or paths.try_read_admin_key() or ""
+    certificate = options.operator_certificate(schedulers[0].credentials)
+    return FoundSchedulers([process.address for process in schedulers], key, certificate)
 
 
 def _paths(instance: str, grpc_port: int | None, runtime_dir: Path | None) -> InstancePaths:
@@ -267,12 +279,12 @@ def _paths(instance: str, grpc_port: int | None, runtime_dir: Path | None) -> In
         fail(error_line(error))
 
 
-def _addresses(paths: InstancePaths) -> list[str]:
+def _schedulers(paths: InstancePaths) -> list[ProcessState]:
     state = try_read_state(paths.state_file)
     if state is None:
         hint = "start it with `weir up`, or name a scheduler with --scheduler"
         fail(f"{paths.folder.name} is not running here; {hint}", code=EXIT_NOT_RUNNING)
-    addresses = [process.address for process in state.processes if process.role == "scheduler" and process.address]
-    if not addresses:
-        fail(f"{paths.folder.name} has no scheduler that runs", code=EXIT_NOT_RUNNING)
-    return addresses
+    schedulers = [process for process in state.processes if process.role == "scheduler" and process.address]
+    if not schedulers:
+        fail(f"{paths.folder.name} has no scheduler that runs here", code=EXIT_NOT_RUNNING)
+    return schedulers

@@ -11,7 +11,7 @@ import typer
 
 from weir.cli import EXIT_USAGE, options
 from weir.cli.console import error_line, fail, stderr
-from weir.cli.scheduling import AdminKey, SchedulerAddress, find_schedulers
+from weir.cli.scheduling import AdminKey, FoundSchedulers, SchedulerAddress, find_schedulers
 from weir.client.workers import WorkersClient, WorkerView
 from weir.core.errors import NotFound, Unavailable, WeirError
 from weir.runtime.config import default_runtime_dir
@@ -151,8 +151,8 @@ async def _restart(paths: InstancePaths, names: Sequence[str], grace_s: float, t
 
 def _drain_at(paths: InstancePaths, address: str, grace_s: float) -> None:
     """Of the only worker of its kind, too: its streams wait until it is back. Raises WeirError."""
-    schedulers, admin_key = find_schedulers("", "", paths.folder.name, None, paths.folder.parent)
-    with WorkersClient(schedulers, admin_key=admin_key, certificate=options.operator_certificate()) as client:
+    schedulers = find_schedulers("", "", paths.folder.name, None, paths.folder.parent)
+    with _client_of(schedulers) as client:
         found = next((worker for worker in client.list() if worker.address == address), None)
         if found is None:
             raise NotFound("worker", "the scheduler does not know it")
@@ -175,13 +175,13 @@ def _open_workers(
     scheduler: str, admin_key: str, instance: str, grpc_port: int | None, runtime_dir: Path | None
 ) -> Iterator[tuple[WorkersClient, Sequence[ProcessState]]]:
     """The client, and the processes of the stack here. What is refused ends the command with one line."""
-    schedulers, admin_key = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
+    schedulers = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
     processes: Sequence[ProcessState] = ()
     if not scheduler:
         paths = choose_instance(runtime_dir or default_runtime_dir(), instance, grpc_port)
         state = try_read_state(paths.state_file)
         processes = () if state is None else state.processes
-    with WorkersClient(schedulers, admin_key=admin_key, certificate=options.operator_certificate()) as client:
+    with _client_of(schedulers) as client:
         try:
             yield client, processes
         except WeirError as error:
@@ -245,3 +245,7 @@ class _RestartLines:
         self.num_processes += len(step.names)
         for name in step.names:
             stderr.print(f"  {name:<12} ready again after {after_s:.1f} s", markup=False)
+
+
+def _client_of(schedulers: FoundSchedulers) -> WorkersClient:
+    return WorkersClient(schedulers.addresses, admin_key=schedulers.admin_key, certificate=schedulers.certificate)

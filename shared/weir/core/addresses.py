@@ -62,13 +62,13 @@ def check_listen(name: str, address: str) -> None:
         )
 
 
-def check_advertised(host: str) -> None:
+def check_advertised(host: str, name: str = "advertise_host") -> None:
     """Raises ValueError."""
     is_ipv6 = host.count(":") > 1
     if not re.fullmatch(r"[A-Za-z0-9._-]*|\[?[0-9A-Fa-f:.]+(%\w+)?\]?", host) or (":" in host and not is_ipv6):
-        raise ValueError(f"advertise_host {host!r}: must be a host name or address alone; the port is that of listen")
+        raise ValueError(f"{name} {host!r}: must be a host name or address alone; the port is that of listen")
     if host in ("0.0.0.0", "::", "[::]"):
-        raise ValueError(f"advertise_host {host!r}: nobody can connect to that; name this machine, or leave it empty")
+        raise ValueError(f"{name} {host!r}: nobody can connect to that; name this machine, or leave it empty")
 
 
 def server_ports(range_file: Path = _RANGE_FILE) -> range:

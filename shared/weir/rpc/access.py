@@ -21,7 +21,7 @@ from weir.core.addresses import is_loopback
 from weir.core.credentials import try_read_key
 from weir.core.errors import PermissionDenied
 from weir.core.shares import NOBODY, Holder
-from weir.rpc.identities import CertifiedIdentity, CertifiedRole, try_parse_identity
+from weir.rpc.identities import CERTIFIED_ROLES, CertifiedIdentity, CertifiedRole, try_parse_identity
 
 
 class Callers(Enum):
@@ -89,7 +89,7 @@ CERTIFIED_CALLERS: Mapping[str, frozenset[CertifiedRole]] = {
     # method, at a port of the stack: the roles whose certificates admit to it; who is an operator shows a key besides
     **{method: frozenset({"operator"}) for method, (_, inner) in RPC_CALLERS.items() if inner is _OPERATOR},
     "weir.v1.Worker/Serve": frozenset({"gateway"}),
-    "weir.v1.Admin/Describe": _ASKING,
+    "weir.v1.Admin/Describe": frozenset(CERTIFIED_ROLES),  # figures alone, which a host's supervisor asks by theirs
     "weir.v1.Admin/ListSteps": _ASKING,
     "weir.v1.Admin/MapPages": _ASKING,
     **{f"{name}/ServerReflectionInfo": frozenset({"operator"}) for name in _REFLECTION},

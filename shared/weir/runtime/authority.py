@@ -72,21 +72,34 @@ def make_authority(folder: Path, *, days: float = CA_DAYS, force: bool = False) 
 
 
 def issue_member(
-    folder: Path, identity: CertifiedIdentity, *, days: float = LEAF_DAYS, force: bool = False, out: Path | None = None
+    folder: Path,
+    identity: CertifiedIdentity,
+    *,
+    days: float = LEAF_DAYS,
+    force: bool = False,
+    out: Path | None = None,
+    stem: str = "",
 ) -> Pair:
-    """The certificate of one process of a stack, into `out`, else `folder`. Raises AuthorityError, OSError."""
+    """The certificate of one process of a stack, into `out`, else `folder`. `stem`: of the files' names; empty:
+    ROLE-NAME. Raises AuthorityError, OSError."""
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns_name)]
-    stem = f"{identity.role}-{identity.name}"
+    stem = stem or f"{identity.role}-{identity.name}"
     return _issue(folder, (out or folder) / stem, f"{identity.role} {identity.name}", names, days, force=force)
 
 
 def issue_public(
-    folder: Path, hosts: tuple[str, ...], *, days: float = LEAF_DAYS, force: bool = False, out: Path | None = None
+    folder: Path,
+    hosts: tuple[str, ...],
+    *,
+    days: float = LEAF_DAYS,
+    force: bool = False,
+    out: Path | None = None,
+    stem: str = "",
 ) -> Pair:
     """What clients see, who call it by these host names and addresses. Raises as `issue_member`."""
     if not hosts:
         raise AuthorityError("a certificate for clients needs a host name or address at least")
-    stem = f"public-{hosts[0].replace(':', '-')}"
+    stem = stem or f"public-{hosts[0].replace(':', '-')}"
     return _issue(folder, (out or folder) / stem, hosts[0], list(map(_general_name, hosts)), days, force=force)
 
 

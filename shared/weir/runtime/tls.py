@@ -77,8 +77,13 @@ class ProcessTls:
 
     @property
     def told(self) -> dict[str, str]:
-        """For those of this host who ask its gRPC port: its certificate, in PEM, and a name in it."""
-        return {} if self.public is None else _told_of(self.public.current)
+        """For those of this host who ask its gRPC port: a name in its certificate, and the certificate itself, in PEM,
+        where clients need have none."""
+        if self.public is not None:
+            return _told_of(self.public.current)
+        if self.identity is None or self.credentials is None:
+            return {}
+        return {"tls_name": self.identity.dns_name}
 
     def on_told(self, listener: Callable[[dict[str, str]], None]) -> None:
         """Called with what is to be told from then on."""

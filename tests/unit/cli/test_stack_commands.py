@@ -178,8 +178,8 @@ def test_a_detached_stack_that_is_slow_to_end_after_ctrl_c_is_a_line_and_no_trac
     model.write_bytes(b"")
     deaf = "import os, signal, sys, time; from pathlib import Path; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     deaf += "Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
-    monkeypatch.setattr("weir.cli.up.detached_command", lambda _: [sys.executable, "-c", deaf, str(is_deaf)])
-    monkeypatch.setattr("weir.cli.up._STOP_S", 0.2)
+    monkeypatch.setattr("weir.cli.stack.up.detached_command", lambda _: [sys.executable, "-c", deaf, str(is_deaf)])
+    monkeypatch.setattr("weir.cli.stack.up._STOP_S", 0.2)
 
     started: list[subprocess.Popen[bytes]] = []
 
@@ -188,7 +188,7 @@ def test_a_detached_stack_that_is_slow_to_end_after_ctrl_c_is_a_line_and_no_trac
         wait_until(lambda: is_deaf.exists() and is_deaf.read_text() != "", timeout_s=10, what="it is deaf")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weir.cli.up._follow", press_ctrl_c)
+    monkeypatch.setattr("weir.cli.stack.up._follow", press_ctrl_c)
     try:
         shown = weir(tmp_path / "run", "up", "--detach", "--model", str(model), "--instance", "slow")
     finally:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.runtime.config import ServiceConfig, check_instance
+from weir.runtime.stack.config import StackConfig, default_instance
 from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.paths import InstancePaths
-from weir.runtime.stack.plan import StackConfig, default_instance
 
 SHARED = "nats://nats.internal:4222"
 

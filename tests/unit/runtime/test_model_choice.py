@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from weir.cli.up import detached_command
+from weir.cli.stack.up import detached_command
 from weir.runtime.config import ConfigError, ServiceConfig, read_config
-from weir.runtime.stack.plan import ProcessSpec, StackConfig, plan_stack
+from weir.runtime.stack.config import StackConfig
+from weir.runtime.stack.plan import ProcessSpec, plan_stack
 
 
 def flag_of(spec: ProcessSpec, name: str) -> str | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from weir.runtime.config import ConfigError, resolve_config
+from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.instances import hold_metrics_ports, more_gateways
-from weir.runtime.stack.plan import GatewayPorts, StackConfig, num_services, plan_stack
+from weir.runtime.stack.plan import GatewayPorts, num_services, plan_stack
 
 
 def test_every_gateway_listens_on_its_own_ports_and_is_an_endpoint(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@ import socket
 from pathlib import Path
 
 from weir.core.addresses import LOOPBACK, server_ports
+from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.instances import hold_nats_port
-from weir.runtime.stack.plan import StackConfig
 
 
 def nats_port(folder: Path, grpc_port: int = 50_051, http_port: int = 8000) -> int:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from tests.unit.runtime.stacks import fake_spec
 
-from weir.cli.up import detached_command
+from weir.cli.stack.up import detached_command
 from weir.runtime.config import ConfigError, ServiceConfig, read_config
+from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.paths import InstancePaths
-from weir.runtime.stack.plan import StackConfig, plan_stack
+from weir.runtime.stack.plan import plan_stack
 from weir.runtime.stack.supervised import StartPolicy, SupervisedProcess
 
 URL = "nats://weir:s3cret@10.0.0.1:4222"

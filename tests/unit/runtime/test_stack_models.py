@@ -8,9 +8,10 @@ import pytest
 
 from weir.kv.arena.segment import segment_path, segment_paths
 from weir.runtime.config import ConfigError
+from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.models import StackModel, StackModels, format_models, models_from_document, parse_models
 from weir.runtime.stack.paths import InstancePaths
-from weir.runtime.stack.plan import ProcessSpec, StackConfig, plan_stack
+from weir.runtime.stack.plan import ProcessSpec, plan_stack
 
 TWO = """
 [models.exact]
@@ -93,7 +94,7 @@ def test_a_chat_template_is_of_the_model_that_it_was_given_for() -> None:
         ("[models]\na = 1", "stack.toml: models.a: must be a table"),
         ("[models.a]\nspeed = 1", "stack.toml: models.a.speed: there is no such setting; known are model"),
         ("[models.a]\nprecision = 'x'", "stack.toml: models.a.precision = 'x': must be one of auto, int8"),
-        ("[models.a]\ndecode = 0", "stack.toml: models.a.decode 0: must be in [1, 64]"),
+        ("[models.a]\ndecode = -1", "stack.toml: models.a.decode -1: must be in [0, 64]"),
         ("[models.a]\naliases = ['b']\n[models.b]", "'b': is a name of models.a, models.b, 2 times"),
         ("[models.a]\naliases = ['b', 'b']", "models.a.aliases 'b': is a name of models.a, 2 times"),
         ("[models.a]\naliases = ['b c']", "models.a.name 'b c': must be 1 to 96 of"),

@@ -69,8 +69,7 @@ class TlsDialer:
     def open(self, address: str, party: Party) -> grpc.aio.Channel:
         if is_unix(address):
             return make_channel(address)
-        options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", dns_name_of(party, self._instance))]
-        return grpc.aio.secure_channel(address, client_credentials(self._watch.current), options=options)
+        return make_named_channel(address, dns_name_of(party, self._instance), self._watch.current)
 
     async def is_refused(self, address: str, timeout_s: float) -> bool:
         return await is_refused(address, timeout_s)
@@ -82,6 +81,12 @@ def _server_context(certificate: Certificate) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     certificate.use_in(context)
     return context
+
+
+def make_named_channel(address: str, dns_name: str, certificate: Certificate) -> grpc.aio.Channel:
+    """To whom its certificate names so, with this one."""
+    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", dns_name)]
+    return grpc.aio.secure_channel(address, client_credentials(certificate), options=options)
 
 
 def client_credentials(certificate: Certificate) -> grpc.ChannelCredentials:

@@ -18,6 +18,7 @@ from weir.core.process import ProcessIdentity
 from weir.runtime.change_log import HERE, Change, ChangeLog
 from weir.runtime.config import check_instance
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
+from weir.runtime.stack.config import StackConfig, default_instance
 from weir.runtime.stack.control import serve_control
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.model_changes import ModelChanges, write_models
@@ -25,9 +26,7 @@ from weir.runtime.stack.models import StackModels
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths, find_instances
 from weir.runtime.stack.plan import (
     GatewayPorts,
-    StackConfig,
     StackPlan,
-    default_instance,
     nats_url_of,
     num_services,
     plan_stack,
@@ -84,18 +83,16 @@ async def run_stack(
     changes = ChangeLog(config.paths.changes_file(_SUPERVISOR), _SUPERVISOR)
 
     def make_plan() -> StackPlan:
-        held.enter_context(_hold_port(config.host, config.grpc_port, "--grpc-port"))
-        held.enter_context(_hold_port(config.host, config.http_port, "--http-port"))
+        if config.gateways:
+            held.enter_context(_hold_port(config.gateway_host, config.grpc_port, "--grpc-port"))
+            held.enter_context(_hold_port(config.gateway_host, config.http_port, "--http-port"))
         try:
             gateways = more_gateways(config, nats_port(), held)
             ports = hold_metrics_ports(num_services(config, stack_models), held)
             plan = plan_stack(config, nats_port(), gateways, ports, stack_models)
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
-        made = config.paths.make_admin_key()
-        changes.write(Change(HERE, "make admin key", config.paths.admin_key_file.name, "done", after=made.hex()[:8]))
-        if not config.nats:
-            config.paths.make_nats_keys()
+        _make_secrets(config, changes)
         for index in range(1, len(stack_models.models)):
             config.paths.make_arena_folder(index)
         write_models(config.paths.models_file, stack_models.models)
@@ -103,7 +100,7 @@ async def run_stack(
 
     @cache
     def nats_port() -> int:
-        return 0 if config.nats else int(held.enter_context(hold_nats_port(config)).getsockname()[1])
+        return int(held.enter_context(hold_nats_port(config)).getsockname()[1]) if config.starts_nats else 0
 
     def serve_changes(supervisor: Supervisor) -> AbstractAsyncContextManager[None]:
         url = nats_url_of(config, nats_port())
@@ -112,6 +109,28 @@ async def run_stack(
 
     with ExitStack() as held:
         return await run_planned(config.paths, make_plan, reporter, environ, beside=serve_changes)
+
+
+def _make_secrets(config: StackConfig, changes: ChangeLog) -> None:
+    """An operator's key and what NATS knows roles by: the host's, where there are credentials, else new ones.
+
+    Raises UnsafeFolder, CannotStart.
+    """
+    paths, shared = config.paths, config.credentials
+    if shared is None:
+        made = paths.make_admin_key()
+        changes.write(Change(HERE, "make admin key", paths.admin_key_file.name, "done", after=made.hex()[:8]))
+        if config.starts_nats and config.nats_knows_roles:
+            paths.make_nats_keys()
+        return
+    try:
+        if config.schedulers or config.gateways:
+            paths.keep_admin_key(shared.admin_key.read_text().strip())
+        if config.starts_nats:
+            shown = shared.certificate("nats")
+            paths.write_nats_config(shared.nats_public_keys(), cert_file=shown.cert, key_file=shown.key)
+    except (OSError, ValueError) as error:
+        raise CannotStart(f"credentials_dir {shared.folder}: {error}") from error
 
 
 async def run_planned(
@@ -223,6 +242,8 @@ def hold_nats_port(config: StackConfig) -> socket.socket:
 
     Raises PortBusy.
     """
+    if config.nats_port is not None:
+        return _hold_port(config.nats_host, config.nats_port, "--join: port")
     ports = server_ports()
     start = zlib.crc32(config.instance_name.encode())
     for offset in range(len(ports)):
@@ -241,10 +262,10 @@ def more_gateways(config: StackConfig, nats_port: int, held: ExitStack) -> list[
         for port in range(first_port + 1, _MAX_PORT + 1):
             if port not in taken:
                 with suppress(OSError):
-                    held.enter_context(hold_port(config.host, port))
+                    held.enter_context(hold_port(config.gateway_host, port))
                     taken.add(port)
                     return port
-        raise PortBusy(f"no free port on {config.host} above {first_port} for another gateway")
+        raise PortBusy(f"no free port on {config.gateway_host} above {first_port} for another gateway")
 
     return [GatewayPorts(next_free(config.grpc_port), next_free(config.http_port)) for _ in range(1, config.gateways)]
 

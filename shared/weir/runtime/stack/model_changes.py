@@ -16,9 +16,10 @@ from weir.core.clock import SystemClock
 from weir.core.errors import AlreadyExists, FieldViolation, InvalidRequest, NotFound, Unavailable
 from weir.model.errors import ModelError
 from weir.model.files.source import resolve_model
+from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.models import MAX_MODELS, StackModel, StackModels, check_names, format_models
 from weir.runtime.stack.observe import try_describe
-from weir.runtime.stack.plan import ProcessSpec, StackConfig, plan_model, with_metrics
+from weir.runtime.stack.plan import ProcessSpec, plan_model, with_metrics
 from weir.runtime.stack.processes import is_running
 from weir.runtime.stack.state import Phase, ProcessState
 

@@ -66,7 +66,7 @@ class StackModel:
             raise ValueError(f"aliases: {len(self.aliases)}, must be at most {_MAX_ALIASES}")
         check_load(self.load, self.model_shape)
         check_range(self, "prefill", 0, MAX_WORKERS)
-        check_range(self, "decode", 1, MAX_WORKERS)
+        check_range(self, "decode", 0, MAX_WORKERS)
         if self.group and not _GROUP.fullmatch(self.group):
             raise ValueError(f"group {self.group!r}: must be at most 32 characters of a-z 0-9 _ -")
         for name in ("arena_bytes", "max_context_tokens"):

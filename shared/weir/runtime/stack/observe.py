@@ -12,6 +12,7 @@ import grpc.aio
 from weir.core.credentials import key_metadata
 from weir.core.errors import PermissionDenied, Unauthenticated, WeirError
 from weir.rpc.errors import from_rpc_error
+from weir.runtime.stack.credentials import HostCredentials
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.processes import is_running
 from weir.runtime.stack.readiness import open_channel
@@ -143,7 +144,9 @@ def _key_for(process: ProcessState, admin_key: str) -> str:
 
 async def _describe(process: ProcessState, admin_key: str) -> admin_pb2.DescribeResponse:
     """Raises WeirError."""
-    async with open_channel(process.address, Path(process.ready_file)) as channel:
+    shared = HostCredentials(Path(process.credentials)) if process.credentials else None
+    certificate = None if shared is None else shared.certificate(process.role)
+    async with open_channel(process.address, Path(process.ready_file), certificate) as channel:
         stub: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
         try:
             return await stub.Describe(

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,8 +109,12 @@ class InstancePaths:
     def make_admin_key(self) -> bytes:
         """A new key, for this user's commands: whoever may read it could stop the stack as well. Returns its digest."""
         key = make_key()
-        _write_secret(self.admin_key_file, key)
+        self.keep_admin_key(key)
         return key_digest(key)
+
+    def keep_admin_key(self, key: str) -> None:
+        """One that is known elsewhere too."""
+        _write_secret(self.admin_key_file, key)
 
     def make_nats_keys(self) -> None:
         """New ones, and the server's configuration that knows them. Raises UnsafeFolder."""
@@ -118,9 +122,15 @@ class InstancePaths:
         seeds = {role: make_seed() for role in NATS_ROLES}
         for role, seed in seeds.items():
             _write_secret(self.nats_seed_file(role), seed)
-        self.nats_config_file.write_text(
-            server_config({role: public_key(seed) for role, seed in seeds.items()}, Subjects(self.folder.name))
-        )
+        self.write_nats_config({role: public_key(seed) for role, seed in seeds.items()})
+
+    def write_nats_config(
+        self, public_keys: Mapping[NatsRole, str], *, cert_file: str = "", key_file: str = ""
+    ) -> None:
+        """Of a server that knows these, and shows this certificate."""
+        subjects = Subjects(self.folder.name)
+        text = server_config(public_keys, subjects, cert_file=cert_file, key_file=key_file)
+        self.nats_config_file.write_text(text)
 
     def try_read_admin_key(self) -> str | None:
         """None: there is none, or it is another user's."""

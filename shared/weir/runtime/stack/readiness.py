@@ -9,6 +9,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weir.rpc.channel import make_channel
+from weir.rpc.tls.certificates import CertificateError, CertificateFiles
+from weir.rpc.tls.credentials import make_named_channel
 from weir.rpc.tls.public import make_pinned_channel
 
 _PROBE_S = 2.0
@@ -30,29 +32,38 @@ def read_notes(ready_file: Path) -> tuple[str, ...]:
         return ()
 
 
-def open_channel(address: str, ready_file: Path) -> grpc.aio.Channel:
-    """To a process that has written this file, with TLS where it says so."""
+def open_channel(address: str, ready_file: Path, certificate: CertificateFiles | None) -> grpc.aio.Channel:
+    """To a process that has written this file, with TLS where it says so. `certificate`: one of the stack's, where it
+    has some. Raises CertificateError for one that cannot be used."""
     try:
         fields = json.loads(ready_file.read_text())
     except (OSError, ValueError):  # it is gone
         fields = {}
-    if not fields.get("tls_cert_pem"):
-        return make_channel(address)
-    return make_pinned_channel(address, fields["tls_cert_pem"], fields["tls_name"])
+    if fields.get("tls_cert_pem"):
+        return make_pinned_channel(address, fields["tls_cert_pem"], fields["tls_name"])
+    if fields.get("tls_name") and certificate is not None:
+        return make_named_channel(address, fields["tls_name"], certificate.load())
+    return make_channel(address)
 
 
 class GrpcProbe:
     """Ready: the process itself has written its ready file, and its health service says SERVING."""
 
-    def __init__(self, ready_file: Path, service_name: str) -> None:
+    def __init__(self, ready_file: Path, service_name: str, certificate: CertificateFiles | None = None) -> None:
+        """`certificate`: as of `open_channel`."""
         self._ready_file = ready_file
         self._service_name = service_name
+        self._certificate = certificate
 
     async def try_reach(self, pid: int) -> str | None:
         address = self._try_read_address(pid)
         if address is None:
             return None
-        async with open_channel(address, self._ready_file) as channel:
+        try:
+            opened = open_channel(address, self._ready_file, self._certificate)
+        except CertificateError:  # being replaced
+            return None
+        async with opened as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs know no methods
             request = health_pb2.HealthCheckRequest(service=self._service_name)
             try:

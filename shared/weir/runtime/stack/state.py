@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from weir.core.process import ProcessIdentity
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Of the file's form. A file of another version names no process here: the tags of the processes do."""
 
 Phase = Literal["starting", "ready", "stopping"]
@@ -33,6 +33,8 @@ class ProcessState:
     """Says how it is reached with TLS."""
     model: str = ""
     """That it is for, by its name among several; empty: of the only one, or of all."""
+    credentials: str = ""
+    """Folder of those by which who asks it proves who he is; empty: he need not."""
 
 
 @dataclass(frozen=True, slots=True)

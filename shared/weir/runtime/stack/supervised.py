@@ -105,6 +105,7 @@ class SupervisedProcess:
             metrics_url=self.spec.metrics_url,
             log_path=str(self.spec.log_path),
             ready_file=str(self.spec.ready_file),
+            credentials=str(self.spec.credentials.folder) if self.spec.credentials is not None else "",
             model=self.spec.model,
         )
 

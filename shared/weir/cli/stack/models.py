@@ -15,8 +15,9 @@ from weir.model.files.source import pinned, resolve_model, try_hub_reference
 from weir.model.tokens.chat_template import checked_template
 from weir.runtime.config import ConfigError
 from weir.runtime.machine_memory import available_bytes, free_disk_bytes
+from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.models import StackModel, StackModels, models_from_document
-from weir.runtime.stack.plan import StackConfig, check_model
+from weir.runtime.stack.plan import check_model
 
 _SHARED_MEMORY = Path("/dev/shm")
 
