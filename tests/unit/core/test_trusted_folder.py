@@ -97,8 +97,13 @@ def test_all_users_are_asked_for_once_however_many_files_the_group_may_write(
 ) -> None:
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: _Named(pw_name="ada"))
     monkeypatch.setattr(grp, "getgrgid", lambda gid: _Named(gr_name="ada", gr_mem=[]))
-    questions: list[None] = []
-    monkeypatch.setattr(pwd, "getpwall", lambda: questions.append(None) or [])
+    questions: list[str] = []
+
+    def answer() -> list[_Named]:
+        questions.append("who?")
+        return []
+
+    monkeypatch.setattr(pwd, "getpwall", answer)
     folder = cache / "kernels" / "avx2-1f"
     (folder / "sampling.nbi").touch()
     for path in (cache, cache / "kernels", folder, *folder.iterdir()):
