@@ -17,6 +17,8 @@ _HOST, _STRANGER = "10.77.0.1", "10.77.0.2"
 _TIMEOUT_S = 240.0
 _STRANGER_TIMEOUT_S = 150.0
 _MAX_ROUNDS, _ROUND_S = 50, 0.1
+_WITH_OWN_MEMORY = ("sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
+"""An arena goes with the last of its processes, however they end: `ip` gives each mounts of its own."""
 Row = tuple[str, str, str, str]
 """The finding, what was tried, what was to come of it, and what did."""
 
@@ -75,7 +77,8 @@ def _kill_all_in(network: str) -> None:
 def attack_from_another_network(folder: Path) -> Sequence[Row]:
     """What became of each attempt. Raises RuntimeError where the stack does not start, or end, in time."""
     with _networks() as (home, elsewhere), _killed_after(_TIMEOUT_S, home) as is_over:
-        command = ["ip", "netns", "exec", home, sys.executable, "-m", "tests.attacks.defender", str(folder), _HOST]
+        command = ["ip", "netns", "exec", home, *_WITH_OWN_MEMORY]
+        command += [sys.executable, "-m", "tests.attacks.defender", str(folder), _HOST]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as defending:
             assert defending.stdout is not None  # its input is closed at the end, which ends it
             said = defending.stdout.readline()
