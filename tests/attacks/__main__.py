@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.attacks import clients, machine
+from tests.attacks import clients, logs, machine
 from tests.attacks.attempt import open_scene
 from tests.attacks.networks import Row, attack_from_another_network
 
-ATTEMPTS = (*clients.ATTEMPTS, *machine.ATTEMPTS)
+ATTEMPTS = (*clients.ATTEMPTS, *logs.ATTEMPTS, *machine.ATTEMPTS)
 
 
 def main() -> int:

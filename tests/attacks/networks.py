@@ -1,16 +1,24 @@
 """Two network namespaces with a cable between them: a stack in one, a stranger in the other. Needs root and `ip`."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 _HOST, _STRANGER = "10.77.0.1", "10.77.0.2"
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 240.0
+_STRANGER_TIMEOUT_S = 150.0
+_MAX_ROUNDS, _ROUND_S = 50, 0.1
+_WITH_OWN_MEMORY = ("sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
+"""An arena goes with the last of its processes, however they end: `ip` gives each mounts of its own."""
 Row = tuple[str, str, str, str]
 """The finding, what was tried, what was to come of it, and what did."""
 
@@ -31,22 +39,64 @@ def _networks() -> Iterator[tuple[str, str]]:
         yield names
     finally:
         for name in names:
+            _kill_all_in(name)
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=30)
 
 
+@contextmanager
+def _killed_after(seconds: float, network: str) -> Iterator[threading.Event]:
+    """Whatever still runs in it by then, the stack of a defender that hangs with it. The event: it was."""
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        _kill_all_in(network)
+
+    timer = threading.Timer(seconds, end)
+    timer.start()
+    try:
+        yield is_over
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _kill_all_in(network: str) -> None:
+    """Some of them start others, until they are killed themselves."""
+    command = ["ip", "netns", "pids", network]
+    for _ in range(_MAX_ROUNDS):
+        listed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30).stdout.split()
+        if not listed:
+            return
+        for pid in listed:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(_ROUND_S)
+
+
 def attack_from_another_network(folder: Path) -> Sequence[Row]:
-    """What became of each attempt. Raises RuntimeError where the stack does not start, with what it said."""
-    with _networks() as (home, elsewhere):
-        command = ["ip", "netns", "exec", home, sys.executable, "-m", "tests.attacks.defender", str(folder), _HOST]
+    """What became of each attempt. Raises RuntimeError where the stack does not start, or end, in time."""
+    with _networks() as (home, elsewhere), _killed_after(_TIMEOUT_S, home) as is_over:
+        command = ["ip", "netns", "exec", home, *_WITH_OWN_MEMORY]
+        command += [sys.executable, "-m", "tests.attacks.defender", str(folder), _HOST]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as defending:
             assert defending.stdout is not None  # its input is closed at the end, which ends it
             said = defending.stdout.readline()
-            if not said:
-                raise RuntimeError(f"the stack did not start; see the logs in {folder}")
-            command = ["ip", "netns", "exec", elsewhere, sys.executable, "-m", "tests.attacks.stranger", str(folder)]
-            made = subprocess.run(command, input=said, stdout=subprocess.PIPE, timeout=_TIMEOUT_S, check=True)
-    rows = [json.loads(line) for line in made.stdout.splitlines()]
+            made = _attack(said, folder, elsewhere) if said else b""
+        if is_over.is_set():
+            when = "has not ended" if said else "did not start"
+            raise RuntimeError(f"the stack {when} within {_TIMEOUT_S:g} s and was killed; see the logs in {folder}")
+        if not said or defending.returncode:
+            raise RuntimeError(f"the stack ended with {defending.returncode}; see the logs in {folder}")
+    rows = [json.loads(line) for line in made.splitlines()]
     return [(finding, what, expected, found) for finding, what, expected, found in rows]
+
+
+def _attack(said: bytes, folder: Path, elsewhere: str) -> bytes:
+    """What the stranger says who hears this of the defender."""
+    command = ["ip", "netns", "exec", elsewhere, sys.executable, "-m", "tests.attacks.stranger", str(folder)]
+    made = subprocess.run(command, input=said, stdout=subprocess.PIPE, timeout=_STRANGER_TIMEOUT_S, check=True)
+    return made.stdout
 
 
 def is_possible() -> bool:

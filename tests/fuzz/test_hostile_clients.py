@@ -4,7 +4,6 @@ bounded, and others are served meanwhile. Over real sockets, to a whole gateway.
 import asyncio
 import contextlib
 import gzip
-import resource
 import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +12,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tests.fuzz.target import ROOT
+from tests.fuzz.target import ROOT, forget_peak, peak_bytes
 from tests.unit.gateway.world import FAST, World, open_world
 from weir.rpc.port_guard import PortLimits
 from weir.testing.load import greedy_request, stream
@@ -119,10 +118,11 @@ async def test_http2_that_comes_a_byte_at_a_time_is_ended(world: World, begun: b
 
 
 async def grown(act: Callable[[], Awaitable[object]]) -> int:
-    """How much the most memory that this process had at a time grew."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """How much more memory than before this process had at a time."""
+    forget_peak()
+    before = peak_bytes()
     await act()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    return peak_bytes() - before
 
 
 def header_block(name: bytes, value: bytes, num_repeats: int) -> bytes:

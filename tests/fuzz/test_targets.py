@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.all_targets import TARGETS
-from tests.fuzz.target import CORPUS, Check, Target, run_input
+from tests.fuzz.target import CORPUS, Check, Finding, Target, run_input, simple
 
 
 @pytest.fixture(scope="module", params=list(TARGETS.values()), ids=list(TARGETS))
@@ -26,6 +26,17 @@ def check(target: Target) -> Iterator[Check]:
 
 def test_every_folder_of_the_corpus_is_of_a_target() -> None:
     assert {folder.name for folder in CORPUS.iterdir()} <= TARGETS.keys()
+
+
+def test_an_input_that_takes_too_much_memory_is_found_after_a_larger_one_too() -> None:
+    def take_as_much(data: bytes) -> None:
+        assert b"x" * (int(data) << 20)
+
+    hungry = Target("hungry", simple(take_as_much), (), max_growth_bytes=8 << 20)
+    for data in (b"64", b"16"):
+        with pytest.raises(Finding, match="too large"):
+            run_input(hungry, take_as_much, data)
+    run_input(hungry, take_as_much, b"2")
 
 
 def test_inputs_that_are_kept_do_nothing_worse_than_be_refused(target: Target, check: Check) -> None:

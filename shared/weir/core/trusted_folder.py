@@ -9,7 +9,8 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from weir.core.errors import WeirError
@@ -28,15 +29,16 @@ def make_trusted_folder(folder: Path, root: Path, advice: str) -> None:
 
     Raises UntrustedFolder for what is there and cannot be trusted, or cannot be made.
     """
+    is_own_group = cache(_is_own_group)
     try:
         for path, found in _walk(folder):
-            _check(path, found, advice, may_be_sticky=True)
+            _check(path, found, advice, is_own_group, may_be_sticky=True)
         for path in (folder, *folder.parents):
             if path.is_relative_to(root):
                 real = path.resolve()
-                _check(real, real.lstat(), advice)
+                _check(real, real.lstat(), advice, is_own_group)
         if stat.S_IMODE(folder.stat().st_mode) & 0o011:  # others may reach what lies in it
-            _check_content(folder, advice)
+            _check_content(folder, advice, is_own_group)
     except OSError as error:
         raise UntrustedFolder(f"{folder} cannot be made or read ({error.strerror or error}); {advice}") from error
 
@@ -68,7 +70,9 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         reached = Path("/") if target.is_absolute() else reached
 
 
-def _check(path: Path, found: os.stat_result, advice: str, *, may_be_sticky: bool = False) -> None:
+def _check(
+    path: Path, found: os.stat_result, advice: str, is_own_group: Callable[[int], bool], *, may_be_sticky: bool = False
+) -> None:
     """Raises UntrustedFolder."""
     if found.st_uid not in (0, os.getuid()):
         raise UntrustedFolder(
@@ -81,7 +85,7 @@ def _check(path: Path, found: os.stat_result, advice: str, *, may_be_sticky: boo
     if may_be_sticky and mode & stat.S_ISVTX:
         return
     by_others = mode & stat.S_IWOTH
-    by_group = mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    by_group = mode & stat.S_IWGRP and not is_own_group(found.st_gid)
     if by_others or by_group:
         raise UntrustedFolder(
             f"{path} has mode {mode:04o}: {'every user' if by_others else f'group {found.st_gid}'} could put kernels "
@@ -89,18 +93,18 @@ def _check(path: Path, found: os.stat_result, advice: str, *, may_be_sticky: boo
         )
 
 
-def _check_content(folder: Path, advice: str) -> None:
+def _check_content(folder: Path, advice: str, is_own_group: Callable[[int], bool]) -> None:
     """Raises UntrustedFolder, OSError."""
     for where, _, names in os.walk(folder):
         for name in ("", *names):
             path = Path(where, name)
             with contextlib.suppress(FileNotFoundError):  # gone meanwhile, as what numba writes before it has its name
-                _check(path, path.lstat(), advice)
+                _check(path, path.lstat(), advice, is_own_group)
 
 
 def _is_own_group(gid: int) -> bool:
     """The one that many systems make with a user: of the same name, with nobody else in it, whose first group or
-    whose further one it is."""
+    whose further one it is. Asks for all users, whom a directory service may have to send: once a check is enough."""
     try:
         name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(gid)
     except KeyError:

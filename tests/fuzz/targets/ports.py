@@ -46,6 +46,13 @@ _HEADERS = (
 )
 _UNAVAILABLE = (501, 503, 504, 529)
 """501: what this gateway was not set up for. The others say when to try again."""
+_WRONG_CODES = (
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+)
+"""The last says that nobody answers: whatever the message is, what carries it is whole."""
 
 
 class _Ports:
@@ -62,34 +69,59 @@ class _Ports:
     def check_grpc(self, data: bytes) -> None:
         self._runner.run(asyncio.wait_for(self._call(Choices(data)), _TIMEOUT_S))
 
+    def check_valid(self) -> None:
+        """What is valid is served: without it a gateway that always says 503 would be as good."""
+        self._runner.run(asyncio.wait_for(self._ask_what_is_valid(), _TIMEOUT_S))
+
+    async def _ask_what_is_valid(self) -> None:
+        answer = await self._answer_to(_request("POST", "/v1/completions", b'{"prompt": "x", "max_tokens": 2}'))
+        assert answer.startswith(b"HTTP/1.1 200 "), answer[:600]
+        message = inference_pb2.GenerateRequest(text="x").SerializeToString()
+        code, details = await self._status_of("Generate", message)
+        assert code is grpc.StatusCode.OK, f"{code}: {details}"
+
     async def _ask(self, choices: Choices) -> None:
-        raw = _http_request(choices)
+        raw, is_edited = _any_request(choices)
+        answer = await self._answer_to(raw)
+        assert answer or is_edited, f"no answer to {raw!r}"
+        if answer:
+            _check_answer(answer)
+
+    async def _answer_to(self, raw: bytes) -> bytes:
+        """None at all is one, to what is no HTTP or has not come whole."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             writer.write(raw)
-            with contextlib.suppress(ConnectionError):
-                _check_answer(await reader.read(1 << 20))
+            return await reader.read(1 << 20)
+        except ConnectionError:
+            return b""
         finally:
             writer.transport.abort()
 
     async def _call(self, choices: Choices) -> None:
         method = choices.pick(("Generate", "Chat", "Tokenize"))
         message = _message(choices).SerializeToString()
-        payload = edited(choices, message) if choices.byte() % 4 == 1 else message
+        is_edited = choices.byte() % 4 == 1
+        payload = edited(choices, message) if is_edited else message
+        metadata = (choices.pick(("authorization", "x", "traceparent")), choices.pick(("Bearer k", "", "a" * 99)))
+        code, details = await self._status_of(method, payload, metadata)
+        assert code not in _WRONG_CODES, f"{code}: {details}"
+        assert code is grpc.StatusCode.OK or details
+
+    async def _status_of(
+        self, method: str, payload: bytes, *metadata: tuple[str, str]
+    ) -> tuple[grpc.StatusCode, str | None]:
         async with grpc.aio.insecure_channel(self._world.grpc_address) as channel:
-            metadata = [(choices.pick(("authorization", "x", "traceparent")), choices.pick(("Bearer k", "", "a" * 99)))]
             ask: Any = channel.unary_stream(f"/weir.v1.Inference/{method}")
             call = ask(payload, metadata=metadata, timeout=_TIMEOUT_S)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for _ in call:
                     pass
-            code, details = await call.code(), await call.details()
-            wrong = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
-            assert code not in wrong, f"{code}: {details}"
-            assert code is grpc.StatusCode.OK or details
+            return await call.code(), await call.details()
 
 
-def _http_request(choices: Choices) -> bytes:
+def _any_request(choices: Choices) -> tuple[bytes, bool]:
+    """And whether it is edited."""
     method, path = choices.pick(_PATHS)
     path = path.replace("{id}", "a%00" if choices.byte() == 1 else "x-1").replace("{model}", "bytes")
     body = b""
@@ -97,22 +129,19 @@ def _http_request(choices: Choices) -> bytes:
         valid = _BODIES.get(path, {"a": 1})
         kept = {name: value for name, value in valid.items() if choices.byte() % 3}
         body = mutated_json(choices, kept) if choices.byte() % 8 else choices.some_bytes(60)
-    lines = [
-        f"{method} {path} HTTP/1.1",
-        "Host: x",
-        "Connection: close",
-        *(choices.pick(_HEADERS) for _ in range(choices.below(4))),
-    ]
+    raw = _request(method, path, body, *(choices.pick(_HEADERS) for _ in range(choices.below(4))))
+    is_edited = choices.byte() % 8 == 1
+    return edited(choices, raw) if is_edited else raw, is_edited
+
+
+def _request(method: str, path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", *headers]
     if body or method == "POST":
         lines.append(f"Content-Length: {len(body)}")
-    raw = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
-    return edited(choices, raw) if choices.byte() % 8 == 1 else raw
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
 def _check_answer(answer: bytes) -> None:
-    """None at all is one: of what is no HTTP, or has not come whole."""
-    if not answer:
-        return
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 "), answer[:100]
     status = int(head[9:12])
@@ -146,7 +175,10 @@ def _ports() -> Iterator[_Ports]:
         opened = open_world(replace(FAST, http=replace(FAST.http, head_timeout_s=0.5, body_timeout_s=0.5)))
         world = runner.run(opened.__aenter__())
         try:
-            yield _Ports(world, runner)
+            ports = _Ports(world, runner)
+            ports.check_valid()
+            yield ports
+            ports.check_valid()
         finally:
             runner.run(opened.__aexit__(None, None, None))
 

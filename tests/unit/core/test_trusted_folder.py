@@ -92,6 +92,28 @@ def test_the_group_of_the_same_name_with_nobody_else_in_it_may_write(
     assert refuses(lambda: check(cache))
 
 
+def test_all_users_are_asked_for_once_however_many_files_the_group_may_write(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: _Named(pw_name="ada"))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: _Named(gr_name="ada", gr_mem=[]))
+    questions: list[str] = []
+
+    def answer() -> list[_Named]:
+        questions.append("who?")
+        return []
+
+    monkeypatch.setattr(pwd, "getpwall", answer)
+    folder = cache / "kernels" / "avx2-1f"
+    (folder / "sampling.nbi").touch()
+    for path in (cache, cache / "kernels", folder, *folder.iterdir()):
+        path.chmod(0o775)
+    check(cache)
+    assert len(questions) == 1
+    check(cache)
+    assert len(questions) == 2, "groups may have changed"
+
+
 def test_above_it_a_folder_of_all_must_have_the_sticky_bit(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -226,10 +226,8 @@ async def test_a_prompt_whose_cancel_finds_the_inbox_full_waits_for_the_next_can
     await prefixes.stop()
 
 
-async def test_pages_of_a_prompt_are_sealed_chunk_by_chunk_with_the_hashes_of_all_before_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The arena keeps them only while these are kept."""
+async def prompt_of_60_tokens(monkeypatch: pytest.MonkeyPatch) -> tuple[Prefixes, SequenceKey, list[PageChain]]:
+    """That the engine has, from an arena whose seals are only written down: in the list."""
     client, posted = client_of(num_pages=20), list[Command]()
     sealed: list[PageChain] = []
 
@@ -239,9 +237,17 @@ async def test_pages_of_a_prompt_are_sealed_chunk_by_chunk_with_the_hashes_of_al
     monkeypatch.setattr(client, "seal", seal)
     prefixes = Prefixes(client, PageKeeper(client, posted.append, pytest.fail), posted.append, pytest.fail)
     prompt = Arrival(replace(params(tuple(range(60))), prefix_seed=b"seed"))
-    key, hashes = SequenceKey.of(prompt.params), page_hashes(range(60), b"seed")
     prefixes.post(AddSequence(prompt))
     await eventually(lambda: AddSequence(prompt) in posted)
+    return prefixes, SequenceKey.of(prompt.params), sealed
+
+
+async def test_pages_of_a_prompt_are_sealed_chunk_by_chunk_with_the_hashes_of_all_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The arena keeps them only while these are kept."""
+    prefixes, key, sealed = await prompt_of_60_tokens(monkeypatch)
+    hashes = page_hashes(range(60), b"seed")
     first, second = ChunkComputed(key, 0, 20, (5, 6)), ChunkComputed(key, 20, 40, (5, 6, 7, 8))
     prefixes.on_report(EngineReport((first,)))
     prefixes.on_report(EngineReport((second,)))
@@ -258,18 +264,8 @@ async def test_what_a_report_says_of_a_prompt_counts_in_any_order(
     monkeypatch: pytest.MonkeyPatch, ended: type[SequenceEnded | HandOffReady] | None, is_last: bool
 ) -> None:
     """The release of what has ended seals its pages, and a hand-off those that go with it."""
-    client, posted = client_of(num_pages=20), list[Command]()
-    sealed: list[PageChain] = []
-
-    async def seal(chain: PageChain) -> None:
-        sealed.append(chain)
-
-    monkeypatch.setattr(client, "seal", seal)
-    prefixes = Prefixes(client, PageKeeper(client, posted.append, pytest.fail), posted.append, pytest.fail)
-    prompt = Arrival(replace(params(tuple(range(60))), prefix_seed=b"seed"))
-    key, hashes = SequenceKey.of(prompt.params), page_hashes(range(60), b"seed")
-    prefixes.post(AddSequence(prompt))
-    await eventually(lambda: AddSequence(prompt) in posted)
+    prefixes, key, sealed = await prompt_of_60_tokens(monkeypatch)
+    hashes = page_hashes(range(60), b"seed")
     events: list[Event] = [ChunkComputed(key, 0, 60, (5, 6, 7, 8))]
     if ended is SequenceEnded:
         events.append(SequenceEnded(key, FinishReason.CANCELLED))
