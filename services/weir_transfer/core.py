@@ -17,7 +17,7 @@ from weir.kv.arena.segment import Segment
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.layout import PageState, SlotState
 from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain, PrefixMatch
-from weir.kv.movers import Mover
+from weir.kv.movers.mover import Mover
 from weir.kv.prefixes import PageIds, PrefixIndex, page_hashes
 from weir.kv.records.record import RecordSummary
 from weir.telemetry.internals import PageMap

@@ -9,7 +9,7 @@ import grpc.aio
 from opentelemetry.trace import Tracer
 
 from weir.core.clock import Clock, SystemClock
-from weir.kv.movers import SharedMemoryMover
+from weir.kv.movers.mover import SharedMemoryMover
 from weir.kv.prefixes import PrefixIndex
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weir.kv.movers import Mover, SharedMemoryMover, check_page_ids
+from weir.kv.movers.mover import Mover, SharedMemoryMover, check_page_ids
 
 _PAGE_BYTES = 512
 

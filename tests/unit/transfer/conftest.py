@@ -14,7 +14,7 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.messages import Claims
-from weir.kv.movers import SharedMemoryMover
+from weir.kv.movers.mover import SharedMemoryMover
 from weir.kv.records.record import SequenceParams
 from weir_transfer.core import ArenaCore
 from weir_transfer.lease_keeper import Countdowns

@@ -19,7 +19,7 @@ from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import SegmentHeader, layout_of
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
-from weir.kv.movers import SharedMemoryMover
+from weir.kv.movers.mover import SharedMemoryMover
 from weir.kv.prefixes import PrefixIndex
 from weir_transfer.core import ArenaCore
 from weir_transfer.lease_keeper import Countdowns
