@@ -17,12 +17,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from weir.core.life import Attempt
-from weir.kv.movers.frames import HEADER_BYTES, MalformedFrame, unpack_header, unpack_numbers
+from weir.kv.movers.frames import (
+    HEADER_BYTES,
+    MAX_PAGE_BYTES,
+    FrameHeader,
+    FrameKind,
+    MalformedFrame,
+    pack_header,
+    unpack_header,
+    unpack_numbers,
+)
 from weir.kv.movers.listener import PageStreamListener
 from weir.kv.movers.pipes import Buffer, PagePipe, PipeEnded, TcpPipe, TlsPipe, connect_tcp, connect_tls
 from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
 from weir.kv.movers.source import OfferedPage, PageSource, TransferGone
 from weir.runtime.authority import issue_public, make_authority
+from weir.testing.stack import wait_until
 
 PAGE_BYTES = 20_000
 NUM_PAGES = 40
@@ -244,6 +254,7 @@ def test_a_page_that_was_written_after_its_offer_is_found_by_its_checksum(world:
     pull.want(world.wanted(offered))
     with pytest.raises(PullFailed, match="page 2 of the offer came 2 times with another checksum"):
         pull.finish()
+    assert pull.figures.num_wrong == 2
 
 
 @pytest.mark.parametrize(
@@ -296,6 +307,20 @@ def test_after_a_cancel_nobody_writes_into_the_pages(world: World) -> None:
     assert (world.received == before).all()
     with pytest.raises(PullFailed, match="cancelled"):
         pull.finish()
+
+
+def test_a_cancel_does_not_wait_for_a_source_that_is_stuck(tmp_path: Path) -> None:
+    with tcp(tmp_path) as world:
+        offered = world.offer(ORDER)
+        world.may_go_on.clear()
+        port, limits = world.listener.port, PullLimits()
+        pull = PagePull(
+            HELLO, PAGE_BYTES, lambda _: connect_tcp("127.0.0.1", port, 5.0, 60.0), limits, time.monotonic() + 60
+        )
+        pull.want(world.wanted(offered))
+        wait_until(lambda: bool(world.source._offers[HELLO.transfer_id].pipes), timeout_s=10, what="it is let in")
+        assert pull.cancel()
+        world.may_go_on.set()
 
 
 def test_a_source_that_is_stuck_costs_no_more_than_the_time_of_the_pull(world: World) -> None:
@@ -354,6 +379,27 @@ def test_who_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
     with tcp(tmp_path) as world, socket.create_connection(("127.0.0.1", world.listener.port)) as silent:
         silent.settimeout(10)
         assert silent.recv(1) == b""
+
+
+@given(
+    header=st.builds(
+        FrameHeader,
+        kind=st.just(FrameKind.PAGE),
+        transfer_id=st.binary(min_size=16, max_size=16),
+        attempt=st.builds(Attempt, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
+        number=st.integers(0, 2**32 - 1),
+        generation=st.integers(0, 2**32 - 1),
+        num_bytes=st.integers(0, MAX_PAGE_BYTES),
+        checksum=st.integers(0, 2**64 - 1),
+    ),
+    bit=st.integers(0, 8 * HEADER_BYTES - 1),
+)
+def test_a_header_comes_back_as_it_was_and_with_any_bit_changed_not_at_all(header: FrameHeader, bit: int) -> None:
+    packed = bytearray(pack_header(header))
+    assert unpack_header(packed) == header
+    packed[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(MalformedFrame):
+        unpack_header(packed)
 
 
 @settings(max_examples=200)

@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--streams", type=int, action="append", help="connections of one pull; may be given again")
     asked = parser.parse_args()
-    asked.streams = asked.streams or [1]
+    asked.streams = asked.streams or [PullLimits().num_streams]
     host, _, port = (asked.serve or asked.pull or "127.0.0.1:17000").rpartition(":")
     if asked.serve:
         _serve(host, int(port), asked.pages, asked.page_bytes)

@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 from weir.kv.movers.pipes import PagePipe, TcpPipe
 from weir.kv.movers.source import PageSource
@@ -79,9 +79,8 @@ class PageStreamListener:
             connection.settimeout(self._idle_s)
             with self._owned(connection.close):
                 pipe = self._open_pipe(connection, self._idle_s)
-            with self._owned(pipe.end):
+            with closing(pipe), self._owned(pipe.end):
                 self._source.serve(pipe)
-            pipe.close()
         except OSError as error:
             _log.warning("a page stream was not let in: %s", error)
         finally:

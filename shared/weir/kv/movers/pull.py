@@ -45,7 +45,7 @@ class PullLimits:
     """`window_bytes`: asked for and not here yet, of one stream. `max_breaks`: streams that may break before the pull
     fails, all together. `rest_s`: a stream of which nothing is asked for so long is closed, before its source does."""
 
-    num_streams: int = 1
+    num_streams: int = 2
     window_bytes: int = 64 << 20
     max_breaks: int = 3
     rest_s: float = 2.0
