@@ -116,6 +116,14 @@ def test_bytes_are_damaged_in_the_direction_that_is_named_and_once(relay: Relay)
             assert received == echoed
 
 
+def test_faults_that_are_still_to_come_do_not_when_it_is_restored(relay: Relay) -> None:
+    relay.damage("to_server", FlipBit(2))
+    relay.restore()
+    with connect(relay) as client:
+        client.sendall(b"aaa")
+        assert client.recv(1024) == b"aaa"
+
+
 def test_a_truncated_answer_ends_for_its_client_and_the_server_does_not_notice() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, Relay(*listener.getsockname()) as relay:
         relay.damage("to_client", Truncate(3))
@@ -124,6 +132,9 @@ def test_a_truncated_answer_ends_for_its_client_and_the_server_does_not_notice()
             server.sendall(b"answer")
             assert client.recv(1024) + client.recv(1024) == b"ans"
             server.sendall(b"more")
+            server.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                server.recv(1024)
             client.sendall(b"and?")
             assert server.recv(1024) == b"and?"
 
