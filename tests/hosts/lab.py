@@ -26,6 +26,7 @@ needs_hosts = pytest.mark.skipif(_WHY_IMPOSSIBLE is not None, reason=str(_WHY_IM
 _NETWORK = "10.77.0"
 _SWITCH = f"{_NETWORK}.254"
 _SWITCH_MAC = "02:00:0a:4d:00:fe"
+"""Else a bridge takes that of a port, which takes what a host sends to it when the link is cut, too."""
 _NO_MAC = "02:00:00:00:00:00"
 """Of no host."""
 _HOSTS_FILE = "etc-hosts"
@@ -103,7 +104,7 @@ class Host:
         self._namespaces = Namespaces(*self._prepare)
         self._switch.ip(
             f"link add {self._port} type veth peer name eth0 address {self._mac} netns {self._namespaces.pid}",
-            f"link set {self._port} arp off master switch up",  # else the port of a cut link answers for the switch,
+            f"link set {self._port} arp off master switch up",  # else the port answers for the switch while the link is cut
         )
         self._namespaces.ip(f"address add {self.address}/24 dev eth0", "link set eth0 up")
 
