@@ -104,7 +104,7 @@ class Host:
         self._namespaces = Namespaces(*self._prepare)
         self._switch.ip(
             f"link add {self._port} type veth peer name eth0 address {self._mac} netns {self._namespaces.pid}",
-            f"link set {self._port} arp off master switch up",  # else the port answers for the switch while the link is cut
+            f"link set {self._port} arp off master switch up",  # a port would answer for the switch when cut
         )
         self._namespaces.ip(f"address add {self.address}/24 dev eth0", "link set eth0 up")
 
