@@ -1,13 +1,15 @@
-"""A TCP relay between a process and a server, which can cut, delay and refuse what passes through it."""
+"""A TCP relay between a process and a server, which can cut, delay, refuse and damage what passes through it."""
 
 import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, get_args
+
+from tests.chaos.stream_faults import Fault, FaultyStream, Stall, Truncate
 
 _CHUNK_BYTES = 1 << 16
 _MAX_CHUNKS = 1024
@@ -15,21 +17,33 @@ _BACKLOG = 100
 _CALL_TIMEOUT_S = 10.0
 _LISTENING = "0A"
 _LOOPBACK = "0100007F"
+Direction = Literal["to_server", "to_client"]
+_BOTH: tuple[Direction, ...] = get_args(Direction)
 
 
 class Relay:
     """Listens at `port` of the loopback and passes on to (host, port). Usable from any thread; has one of its own.
 
     cut      nothing passes any more; connections stay open, new ones are accepted, and what was sent arrives late,
-             after `restore`: a network that has split
+             after `restore`: a network that has split; with a direction, in that one
     cut_off  the same for the connections of one process of this machine, until `rejoin`
     refuse   connections are reset, and new ones refused: a server that is gone
     delay    everything arrives so many seconds later, in order
-    restore  everything passes again
+    damage   these faults, each once, at bytes that are counted from now on over all connections of that direction
+    restore  everything passes again, undamaged but for streams that have ended
     """
 
-    def __init__(self, host: str, port: int, *, listen_host: str = "127.0.0.1", listen_port: int = 0) -> None:
-        """Listens at `listen_port`; 0: at any free one."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        listen_host: str = "127.0.0.1",
+        listen_port: int = 0,
+        enter: Callable[[], None] | None = None,
+    ) -> None:
+        """Listens at `listen_port`; 0: at any free one. `enter`: called first in the relay's thread, where all its
+        sockets are made; another network namespace is entered so."""
         self._target = (host, port)
         self._listen_host = listen_host
         self._delay_s = 0.0
@@ -39,21 +53,30 @@ class Relay:
         self._gates: dict[int, asyncio.Event] = {}
         """By the port of the client; closed while its process is cut off."""
         self._cut_off_pids: set[int] = set()
-        with socket.socket() as probe:
-            probe.bind((listen_host, listen_port))
-            self.port: int = probe.getsockname()[1]
+        self._streams: dict[Direction, FaultyStream] = {way: FaultyStream() for way in _BOTH}
+        self._stalls: set[asyncio.Event] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()
-        self._is_open = self._call(_made(asyncio.Event))
+        self._is_open: dict[Direction, asyncio.Event] = {way: self._call(_made(asyncio.Event)) for way in _BOTH}
         try:
+            self.port: int = self._call(self._find_port(enter, listen_port))
             self.restore()
         except OSError:
             self.close()
             raise
 
-    def cut(self) -> None:
-        self._loop.call_soon_threadsafe(self._is_open.clear)
+    @property
+    def address(self) -> str:
+        return f"{self._listen_host}:{self.port}"
+
+    def cut(self, direction: Direction | None = None) -> None:
+        for way in _BOTH if direction is None else (direction,):
+            self._loop.call_soon_threadsafe(self._is_open[way].clear)
+
+    def damage(self, direction: Direction, *faults: Fault) -> None:
+        """Instead of those that are still to come in this direction."""
+        self._call(self._damage(direction, *faults))
 
     def cut_off(self, pid: int) -> int:
         """Returns how many connections that were."""
@@ -81,8 +104,22 @@ class Relay:
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
 
+    async def _find_port(self, enter: Callable[[], None] | None, listen_port: int) -> int:
+        if enter is not None:
+            enter()
+        with socket.socket() as probe:
+            probe.bind((self._listen_host, listen_port))
+            return int(probe.getsockname()[1])
+
+    async def _damage(self, direction: Direction, *faults: Fault) -> None:
+        self._streams[direction].set_faults(*faults)
+
     async def _restore(self) -> None:
-        self._is_open.set()
+        for way in _BOTH:
+            self._is_open[way].set()
+            self._streams[way].set_faults()
+        for stall in self._stalls:
+            stall.set()
         if self._listener is None:
             self._listener = socket.create_server((self._listen_host, self.port), backlog=_BACKLOG)
             self._listener.setblocking(False)
@@ -152,8 +189,8 @@ class Relay:
         if not any(client_port in tcp_ports_of(pid) for pid in self._cut_off_pids):
             gate.set()
         pumps = {
-            asyncio.create_task(self._pump(reader, target_writer, gate)),
-            asyncio.create_task(self._pump(target_reader, writer, gate)),
+            asyncio.create_task(self._pump(reader, target_writer, gate, "to_server")),
+            asyncio.create_task(self._pump(target_reader, writer, gate, "to_client")),
         }
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -164,10 +201,12 @@ class Relay:
             if self._gates.get(client_port) is gate:
                 del self._gates[client_port]
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event, way: Direction
+    ) -> None:
         """Ends when either side does."""
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_CHUNKS)
-        passing = asyncio.create_task(self._pass_on(chunks, writer, gate))
+        passing = asyncio.create_task(self._pass_on(chunks, writer, gate, way))
         try:
             with contextlib.suppress(OSError):
                 while chunk := await reader.read(_CHUNK_BYTES):
@@ -181,18 +220,39 @@ class Relay:
             await asyncio.wait([passing])
 
     async def _pass_on(
-        self, chunks: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, gate: asyncio.Event
+        self,
+        chunks: asyncio.Queue[tuple[float, bytes]],
+        writer: asyncio.StreamWriter,
+        gate: asyncio.Event,
+        way: Direction,
     ) -> None:
+        writer.transport.set_write_buffer_limits(high=0)  # what is drained is the kernel's, and outlives an abort
+        is_truncated = False
         with contextlib.suppress(OSError):
             while True:
                 due_at_s, chunk = await chunks.get()
                 await asyncio.sleep(max(0.0, due_at_s - self._loop.time()))
-                await self._is_open.wait()
+                await self._is_open[way].wait()
                 await gate.wait()
                 if not chunk:
                     return
-                writer.write(chunk)
-                await writer.drain()
+                for piece, ending in () if is_truncated else self._streams[way].take(chunk):
+                    writer.write(piece)
+                    await writer.drain()
+                    if isinstance(ending, Stall):
+                        await self._stall()
+                    elif isinstance(ending, Truncate):
+                        writer.write_eof()
+                        is_truncated = True
+                        break
+
+    async def _stall(self) -> None:
+        restored = asyncio.Event()
+        self._stalls.add(restored)
+        try:
+            await restored.wait()
+        finally:
+            self._stalls.discard(restored)
 
     def __enter__(self) -> "Relay":
         return self

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.chaos.relay import Relay, tcp_ports_of
+from tests.chaos.stream_faults import FlipBit, Repeat, Stall, Truncate
 
 from weir.testing.stack import wait_until
 
@@ -81,6 +82,113 @@ def test_a_delay_is_latency_of_each_message(relay: Relay) -> None:
         while len(received) < 50:
             received += client.recv(1024)
         assert 0.4 <= time.monotonic() - began_s < 5, "one after the other they would take 10 s each way"
+
+
+def test_cut_in_one_direction_the_other_goes_on() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        Relay(*listener.getsockname()) as relay,
+        connect(relay) as client,
+        listener.accept()[0] as server,
+    ):
+        server.settimeout(5)
+        relay.cut("to_client")
+        server.sendall(b"down")
+        client.sendall(b"up")
+        assert server.recv(1024) == b"up"
+        client.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            client.recv(1024)
+        relay.restore()
+        client.settimeout(5)
+        assert client.recv(1024) == b"down"
+
+
+def test_bytes_are_damaged_in_the_direction_that_is_named_and_once(relay: Relay) -> None:
+    relay.damage("to_server", FlipBit(1), Repeat(3))
+    relay.damage("to_client", FlipBit(4))
+    with connect(relay) as client:
+        for sent, echoed in ((b"aaa", b"`aa`"), (b"aaa", b"aaa")):
+            client.sendall(sent)
+            received = b""
+            while len(received) < len(echoed):
+                received += client.recv(1024)
+            assert received == echoed
+
+
+def test_faults_that_are_still_to_come_do_not_when_it_is_restored(relay: Relay) -> None:
+    relay.damage("to_server", FlipBit(2))
+    relay.restore()
+    with connect(relay) as client:
+        client.sendall(b"aaa")
+        assert client.recv(1024) == b"aaa"
+
+
+def test_a_truncated_answer_ends_for_its_client_and_the_server_does_not_notice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Relay(*listener.getsockname()) as relay:
+        relay.damage("to_client", Truncate(3))
+        with connect(relay) as client, listener.accept()[0] as server:
+            server.settimeout(5)
+            server.sendall(b"answer")
+            assert client.recv(1024) + client.recv(1024) == b"ans"
+            server.settimeout(0.1)
+            for _ in range(3):
+                server.sendall(b"more")
+                with pytest.raises(TimeoutError):
+                    server.recv(1024)
+            client.sendall(b"and?")
+            assert server.recv(1024) == b"and?"
+
+
+def test_a_stalled_connection_stays_open_beside_others_and_goes_on_when_restored(relay: Relay) -> None:
+    relay.damage("to_client", Stall(2))
+    with connect(relay) as stalled, connect(relay) as other:
+        stalled.sendall(b"echo")
+        assert stalled.recv(1024) == b"ec"
+        stalled.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            stalled.recv(1024)
+        other.sendall(b"other")
+        assert other.recv(1024) == b"other"
+        relay.restore()
+        stalled.settimeout(5)
+        assert stalled.recv(1024) == b"ho"
+
+
+def test_what_a_server_sent_before_it_closed_arrives_whole_at_a_client_that_is_slow() -> None:
+    """Of some lengths a part waits in the relay when the server has gone: the kernel holds as much, and no more."""
+    num_held = _num_bytes_held_by_kernel()
+    with socket.create_server(("127.0.0.1", 0)) as listener, Relay(*listener.getsockname()) as relay:
+        for num_bytes in range(num_held - (256 << 10), num_held + (256 << 10), 32 << 10):
+            with _slow_client(relay.port) as client:
+                server, _ = listener.accept()
+                with server:
+                    server.sendall(bytes(num_bytes))
+                time.sleep(0.05)
+                num_received = 0
+                while data := client.recv(1 << 20):
+                    num_received += len(data)
+                assert num_received == num_bytes
+
+
+def _slow_client(port: int) -> socket.socket:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(5)
+    client.connect(("127.0.0.1", port))
+    return client
+
+
+def _num_bytes_held_by_kernel() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener, _slow_client(listener.getsockname()[1]):
+        sender, _ = listener.accept()
+        with sender:
+            sender.setblocking(False)
+            num_bytes = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    num_bytes += sender.send(bytes(1 << 16))
+            return num_bytes
 
 
 def test_while_it_refuses_there_is_no_connection_and_none_comes_about(relay: Relay) -> None:
