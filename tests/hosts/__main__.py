@@ -23,14 +23,18 @@ _TIMEOUT_S = 3600.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("commands", nargs="+", metavar="HOST: COMMAND", help="each begun some seconds after the last one")
+    parser.add_argument(
+        "commands", nargs="+", metavar="HOST: COMMAND", help="each begun some seconds after the last one"
+    )
     parser.add_argument("--rate-mbit", type=float, help="of each link; default: what the machine can do")
     asked = parser.parse_args()
     problem = why_impossible()
     if problem is not None:
         print(problem, file=sys.stderr)
         return 1
-    commands = [(name.strip(), shlex.split(command)) for name, _, command in (one.partition(":") for one in asked.commands)]
+    commands = [
+        (name.strip(), shlex.split(command)) for name, _, command in (one.partition(":") for one in asked.commands)
+    ]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as folder, Lab(Path(folder)) as lab:
         hosts = {name: lab.host(name, shm_bytes=_SHM_BYTES) for name in dict.fromkeys(name for name, _ in commands)}

@@ -1,5 +1,5 @@
-"""A stack of two hosts, as `weir up --hosts` says and `weir host` runs it: one joins, is lost, and joins again, and what
-is asked meanwhile is answered as by one host."""
+"""A stack of two hosts, as `weir up --hosts` says and `weir host` runs it: one joins, is lost, and joins again, and
+what is asked meanwhile is answered as by one host."""
 
 import json
 import shlex

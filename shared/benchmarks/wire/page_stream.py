@@ -55,7 +55,7 @@ def _memory(num_pages: int, page_bytes: int) -> list[memoryview]:
 
 
 def _serve(host: str, port: int, num_pages: int, page_bytes: int) -> None:
-    """Page streams at `port`, the twin's at the next one, questions at the one after it; until its input ends."""
+    """Page streams at `port`, the twin's at the next one, questions at the one after it; until it is killed."""
     pages = _memory(num_pages, page_bytes)
     source = PageSource(pages.__getitem__, lambda _: 1)
     source.offer(_HELLO.transfer_id, _HELLO.attempt, _HELLO.ticket)
@@ -66,7 +66,7 @@ def _serve(host: str, port: int, num_pages: int, page_bytes: int) -> None:
         listening = socket.create_server((host, port + offset))
         threading.Thread(target=_accept, args=(listening, answer), daemon=True).start()
     print("ready", flush=True)
-    sys.stdin.read()
+    threading.Event().wait()
 
 
 def _accept(listening: socket.socket, answer: Callable[[socket.socket], None]) -> None:
@@ -160,7 +160,7 @@ def _pull(asked: argparse.Namespace, host: str, port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--serve", metavar="HOST:PORT", help="until the input ends")
+    where.add_argument("--serve", metavar="HOST:PORT", help="until it is killed")
     where.add_argument("--pull", metavar="HOST:PORT", help="from who serves there")
     where.add_argument("--here", action="store_true", help="both, over the loopback interface")
     parser.add_argument("--page-bytes", type=int, default=360 << 10, help="as SmolLM2-135M in bf16")
@@ -177,10 +177,13 @@ def main() -> None:
     else:
         own = ["--serve", f"{host}:{port}", "--page-bytes", str(asked.page_bytes), "--pages", str(asked.pages)]
         command = [sys.executable, "-m", "benchmarks.wire.page_stream", *own]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as serving:
-            assert serving.stdout is not None
-            serving.stdout.readline()
-            _pull(asked, host, int(port))
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as serving:
+            try:
+                assert serving.stdout is not None
+                serving.stdout.readline()
+                _pull(asked, host, int(port))
+            finally:
+                serving.kill()
 
 
 if __name__ == "__main__":
