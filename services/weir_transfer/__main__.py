@@ -10,12 +10,14 @@ from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.kv.prefixes import PrefixIndex
+from weir.runtime.address import bind
 from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import arena_pb2
 from weir_transfer.arena import claim_arena
 from weir_transfer.config import TransferConfig
 from weir_transfer.fence import try_open_process
+from weir_transfer.page_exchange import PagesPort
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.service import TransferService
 
@@ -51,10 +53,23 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
         context.tracer,
         context.request_shutdown,
         make_publisher,
+        pages_port=_bind_pages(context),
     )
     context.resources.callback(service.release)
     service.add_to(context.grpc_server)
     return service
+
+
+def _bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None:
+    """A further port of the same server. Raises AddressInUse."""
+    config, tls = context.config, context.tls
+    if not config.pages_listen or config.device == "cuda":
+        return None
+    own = None if tls is None else tls.own
+    credentials = None if tls is None else tls.peer_credentials
+    address = bind(context.grpc_server, config.pages_listen, config.advertise_host, credentials).address
+    certificate = None if own is None else lambda: own.current
+    return PagesPort(config.instance, config.pages_listen, address, context.dialer, certificate)
 
 
 def main() -> int:

@@ -43,6 +43,10 @@ class TransferConfig(ServiceConfig):
     page_bytes: ByteSize = setting(0, "Bytes of a page. 0: what the model needs.")
     max_context_tokens: int = setting(0, "Longest sequence; workers keep to it. 0: the model's context, or what fits.")
     model_digest: str = setting("", "Digest that workers must show. Empty: the model's.")
+    pages_listen: str = setting(
+        "",
+        "HOST:PORT at which transfer services of other hosts ask for cached pages. Empty: none pass between hosts.",
+    )
     workers_on_machine: int = setting(2, "Workers beside which the arena has to fit, where arena_bytes is 0.")
     models_on_machine: int = setting(
         1, "Models that share this machine's memory, each with an arena and workers, where arena_bytes is 0."
@@ -60,6 +64,8 @@ class TransferConfig(ServiceConfig):
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
+        if self.pages_listen:
+            self.check_safe("pages_listen", self.pages_listen)
         if self.lease_ttl_ms < 2 * self.heartbeat_interval_ms:
             raise ValueError(
                 f"lease_ttl_ms {self.lease_ttl_ms}: must be at least twice the heartbeat_interval_ms "

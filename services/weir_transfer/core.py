@@ -38,6 +38,7 @@ from weir_transfer.messages import (
     RecordMismatch,
 )
 from weir_transfer.pending_prefixes import PendingPrefixes
+from weir_transfer.remote_prefixes import RemotePrefixes
 
 _RETRY_AFTER_S = 0.1
 _ONE_OF_ALL = "the workers of a host run one model, on one device, in one precision, all exact or none"
@@ -71,6 +72,7 @@ class ArenaCore:
         self._adopters = Adopters(self._leases, self._table)
         self._are_orphans_wanted = True
         self._pending = PendingPrefixes(on_settled)
+        self.remote = RemotePrefixes(self._table, self._pending)
         self._on_lease_end = on_lease_end
         self._unclaimed_lease_ids: set[int] = set()
         """Leases of before a restart that have not claimed yet what they hold: until then nothing is evicted."""
@@ -78,6 +80,11 @@ class ArenaCore:
 
     def leases(self) -> list[Lease]:
         return self._leases.all()
+
+    @property
+    def may_evict(self) -> bool:
+        """Not until every worker of before a restart has claimed what it holds."""
+        return not self._unclaimed_lease_ids
 
     def attach(self, registration: LeaseRegistration) -> Attachment:
         """Gives a lease or gives it back, and brings the table into line with what the worker claims.
@@ -254,6 +261,7 @@ class ArenaCore:
             **{name: float(value) for name, value in asdict(self._counters).items()},
             **gauges(self._table, self._leases.all()),
             "prefix_pending": float(len(self._pending)),
+            **self.remote.metrics(),
         }
 
     def map_pages(self, max_ranges: int) -> PageMap:
@@ -305,7 +313,7 @@ class ArenaCore:
         return tuple(unannounced)
 
     def _try_acquire(self, lease_id: int, num_pages: int, num_slots: int) -> Acquired | None:
-        return self._table.try_acquire(lease_id, num_pages, num_slots, may_evict=not self._unclaimed_lease_ids)
+        return self._table.try_acquire(lease_id, num_pages, num_slots, may_evict=self.may_evict)
 
     def _adoptable_slots(self) -> list[int]:
         """Orphaned sequences that somebody can go on with. Not a prompt half read: with its full pages as a prefix any

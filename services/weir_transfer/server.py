@@ -38,6 +38,7 @@ from weir_transfer.messages import (
     RecordMismatch,
     StaleAttachment,
 )
+from weir_transfer.prefix_fetcher import PrefixFetcher
 
 _log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 5.0
@@ -117,8 +118,11 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         settled: ChangeSignal,
         fence: Fence,
         tracer: Tracer,
+        fetcher: PrefixFetcher | None = None,
     ) -> None:
-        """`settled` is notified when a match that had to wait may find more now."""
+        """`settled` is notified when a match that had to wait may find more now. `fetcher`: None: no prefix comes from
+        other hosts."""
+        self._fetcher = fetcher
         self._core = core
         self._settled = settled
         self._prefix_wait_s = settings.prefix_wait_ms / 1000
@@ -193,7 +197,12 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self, request: arena_pb2.MatchRequest, context: _Context
     ) -> arena_pb2.MatchResponse:
         try:
-            match = await self._match(request.lease_id, request.attachment, _prompt_from_pb(request))
+            prompt = _prompt_from_pb(request)
+            if request.fetch_from and self._fetcher is not None:
+                self._fetcher.begin(
+                    prompt.hashes[: prompt.num_matchable], request.fetch_from, may_evict=self._core.may_evict
+                )
+            match = await self._match(request.lease_id, request.attachment, prompt)
         except (ArenaRefusal, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.MatchResponse(

@@ -18,6 +18,7 @@ from weir_transfer.core import ArenaCore
 from weir_transfer.fence import Fence, OpenProcess
 from weir_transfer.lease_keeper import Countdowns
 from weir_transfer.messages import ArenaSettings
+from weir_transfer.page_exchange import PageExchange, PagesPort
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.server import ArenaService, ChangeSignal
 
@@ -37,8 +38,10 @@ class TransferService:
         request_shutdown: Callable[[str], None],
         make_publisher: Callable[[PrefixIndex], PrefixEventPublisher] | None = None,
         clock: Clock = SystemClock(),  # noqa: B008 - has no state
+        pages_port: PagesPort | None = None,
     ) -> None:
-        """`make_publisher` makes what publishes the cached prefixes; None: nobody is interested."""
+        """`make_publisher` makes what publishes the cached prefixes; None: nobody is interested. `pages_port`: where
+        other hosts get pages; None: nowhere, and none come from there."""
         self._segment = arena.segment
         self._memory_server, self._slab_server = arena.memory_server, arena.slab_server
         self._request_shutdown = request_shutdown
@@ -48,7 +51,9 @@ class TransferService:
         """Before its time."""
         self._core = ArenaCore(arena.segment, mover, countdowns, settings, settled.notify, self._is_tick_due.set)
         self._fence = Fence(open_process, self._on_exit)
-        self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer)
+        self._exchange = None if pages_port is None else PageExchange(arena, self._core.remote, pages_port)
+        fetcher = None if self._exchange is None else self._exchange.fetcher
+        self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer, fetcher)
         self._publisher = (
             make_publisher(self._core.prefixes) if make_publisher is not None and settings.keeps_prefixes else None
         )
@@ -63,6 +68,8 @@ class TransferService:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         arena_pb2_grpc.add_ArenaServicer_to_server(self._servicer, server)
+        if self._exchange is not None:
+            self._exchange.add_to(server)
 
     async def start(self) -> None:
         """Countdowns run from here on."""
@@ -90,6 +97,8 @@ class TransferService:
         if self._publisher is not None:
             await self._publisher.stop()
         self._servicer.close()
+        if self._exchange is not None:
+            await self._exchange.close()
         self._fence.close()
         if self._memory_server is not None:
             await asyncio.to_thread(self._memory_server.close)

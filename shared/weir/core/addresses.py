@@ -62,6 +62,14 @@ def check_listen(name: str, address: str) -> None:
         )
 
 
+def split_port(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+        raise ValueError(f"address {address[:100]!r}: must be HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
 def check_advertised(host: str, name: str = "advertise_host") -> None:
     """Raises ValueError."""
     is_ipv6 = host.count(":") > 1

@@ -27,6 +27,8 @@ MAX_LEASES = 256
 MAX_DIGEST_BYTES = 128
 NO_LEASE = 0
 """Owner of what nobody owns."""
+TRANSFER_LEASE = (1 << 32) - 1
+"""Of the transfer service itself, for pages that pass between hosts: in no lease table."""
 
 PAGE_DTYPE = np.dtype(
     [

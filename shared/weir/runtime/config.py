@@ -115,13 +115,7 @@ class ServiceConfig:
         check_together(self, "tls_cert", "tls_key", "tls_ca")
         if self.tls_cert:
             check_certified_instance(self.instance)
-        is_safe = self.is_public or self.tls_cert or self.insecure_listen or is_of_this_machine(self.listen)
-        if not is_safe:
-            raise ValueError(
-                f"listen {self.listen!r}: other machines reach it, and nobody proves there who calls; give tls_cert, "
-                "tls_key and tls_ca, or set insecure_listen where the network between the processes is private, or "
-                "listen on 127.0.0.1 or a Unix socket"
-            )
+        self.check_safe("listen", self.listen)
         check_advertised(self.advertise_host)
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
@@ -132,6 +126,15 @@ class ServiceConfig:
         if self.otlp_metrics_endpoint:
             check_url("otlp_metrics_endpoint", self.otlp_metrics_endpoint, OTLP_SCHEMES)
         check_range(self, "otlp_metrics_interval_s", 0.1, 3600)
+
+    def check_safe(self, name: str, listen: str) -> None:
+        """Raises ValueError for an address of this setting at which anybody might call."""
+        if not (self.is_public or self.tls_cert or self.insecure_listen or is_of_this_machine(listen)):
+            raise ValueError(
+                f"{name} {listen!r}: other machines reach it, and nobody proves there who calls; give tls_cert, "
+                "tls_key and tls_ca, or set insecure_listen where the network between the processes is private, or "
+                "listen on 127.0.0.1 or a Unix socket"
+            )
 
     @property
     def is_public(self) -> bool:

@@ -71,6 +71,11 @@ class ProcessTls:
         return None if watch is None else server_credentials(watch)
 
     @property
+    def peer_credentials(self) -> grpc.ServerCredentials | None:
+        """Of a further port for others of the stack; None: without TLS."""
+        return None if self.own is None else server_credentials(self.own)
+
+    @property
     def http_context(self) -> ssl.SSLContext | None:
         """Of a port for clients by HTTP, asked for once; None: without TLS."""
         return None if self.public is None else HttpsContext(self.public).outer

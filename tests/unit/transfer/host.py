@@ -17,9 +17,11 @@ from weir.kv.arena.segment import claim_segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.records.record import SequenceParams
 from weir.rpc.arena.client import ArenaClient, HandedOff, WorkerIdentity
+from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.messages import ArenaSettings
+from weir_transfer.page_exchange import PagesPort
 from weir_transfer.service import TransferService
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
@@ -50,8 +52,10 @@ class PretendedProcess:
 class Host:
     """One transfer service after the other on one socket, and clients that are closed at the end."""
 
-    def __init__(self, directory: Path, settings: ArenaSettings = _SETTINGS) -> None:
+    def __init__(self, directory: Path, settings: ArenaSettings = _SETTINGS, *, pages_address: str = "") -> None:
+        """`pages_address`: where other hosts get pages; empty: nowhere."""
         self._settings = settings
+        self.pages_address = pages_address
         self.socket_path = directory / "arena.sock"
         self.segment_path = directory / "arena"
         self.spans = InMemorySpanExporter()
@@ -65,8 +69,20 @@ class Host:
     async def start(self) -> None:
         arena = ClaimedArena(claim_segment(self.segment_path, _GEOMETRY, "digest").segment, memory_server=None)
         tracer = self._provider.get_tracer("test")
-        self.service = TransferService(arena, self._settings, self._open_process, tracer, self.shutdown_reasons.append)
+        pages_port = None
+        if self.pages_address:
+            pages_port = PagesPort("test", self.pages_address, self.pages_address, PlainDialer(), certificate=None)
+        self.service = TransferService(
+            arena,
+            self._settings,
+            self._open_process,
+            tracer,
+            self.shutdown_reasons.append,
+            pages_port=pages_port,
+        )
         self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
+        if self.pages_address:
+            self._server.add_insecure_port(self.pages_address)
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")
         await self._server.start()

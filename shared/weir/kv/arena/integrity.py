@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from weir.kv.arena.lease import Lease, LeaseState, LeaseTable
 from weir.kv.arena.ownership import BlockTableOf, OwnershipTable
-from weir.kv.layout import NO_LEASE, PageState, SlotState
+from weir.kv.layout import NO_LEASE, TRANSFER_LEASE, PageState, SlotState
 
 _MAX_LEASE_ID = _MAX_STARTS = 1 << 31
 _MAX_ATTACHMENT = 1 << 62
@@ -61,7 +61,7 @@ def check_integrity(table: OwnershipTable, leases: list[Lease], block_table_of: 
 
 
 def _row_errors(kind: str, rows: NDArray[Any], leases: list[Lease]) -> Iterator[str]:
-    live_ids = [lease.lease_id for lease in leases if lease.state != LeaseState.ORPHANED]
+    live_ids = [TRANSFER_LEASE, *(lease.lease_id for lease in leases if lease.state != LeaseState.ORPHANED)]
     orphaned_ids = [lease.lease_id for lease in leases if lease.state == LeaseState.ORPHANED]
     leased, orphaned = rows["state"] == PageState.LEASED, rows["state"] == PageState.ORPHANED
     checks = (

@@ -152,12 +152,18 @@ class ArenaClient:
                 return acquired
 
     async def match(
-        self, hashes: Sequence[bytes], num_pages: int, num_slots: int, most_pages_ahead: int | None = None
+        self,
+        hashes: Sequence[bytes],
+        num_pages: int,
+        num_slots: int,
+        most_pages_ahead: int | None = None,
+        fetch_from: str = "",
     ) -> PrefixMatch:
         """Pins what is cached of a prompt with these page hashes, which needs `num_pages` pages and `num_slots` slots.
 
-        Waits, within the service's bound, for pages that another request computes now. The rest comes along if it is
-        free, of its pages `most_pages_ahead` at most. The match is given up by `release` unless all its pages get
+        Waits, within the service's bound, for pages that another request computes now, or that come from the arena
+        whose `Pages` service is at `fetch_from`. The rest comes along if it is free, of its pages `most_pages_ahead` at
+        most. The match is given up by `release` unless all its pages get
         sealed. Raises Unavailable.
         """
         ends_at_s = _now_s() + _CALL_DEADLINE_S + self._stream.prefix_wait_s
@@ -170,6 +176,7 @@ class ArenaClient:
                 num_pages=num_pages,
                 num_slots=num_slots,
                 most_pages_ahead=most_pages_ahead,
+                fetch_from=fetch_from,
             )
             timeout_s = _CALL_TIMEOUT_S + self._stream.prefix_wait_s
             answer = await self._try_once(attachment, self._stub.Match(request, timeout=timeout_s))

@@ -1,0 +1,73 @@
+"""What passes pages between this host and others, put together: the offers, their page streams, and what is fetched."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc.aio
+
+from weir.core.addresses import split_port
+from weir.kv.movers.listener import DEFAULT_IDLE_S, PageStreamListener
+from weir.kv.movers.pipes import PagePipe, TcpPipe, TlsPipe, connect_tcp, connect_tls
+from weir.kv.movers.source import PageSource
+from weir.rpc.channel import Dialer
+from weir.rpc.identities import dns_name_of
+from weir.rpc.tls.certificates import Certificate
+from weir.rpc.tls.page_streams import check_peer, client_context, server_context
+from weir.wire.v1 import pages_pb2_grpc
+from weir_transfer.arena import ClaimedArena
+from weir_transfer.pages_service import PagesService
+from weir_transfer.prefix_fetcher import PrefixFetcher
+from weir_transfer.remote_prefixes import RemotePrefixes
+
+
+@dataclass(frozen=True)
+class PagesPort:
+    """Where other hosts reach this one: `listen` and `address`, HOST:PORT, of its `Pages`; page streams have a port of
+    their own. `certificate`: what this process has now; None: no TLS."""
+
+    instance: str
+    listen: str
+    address: str
+    dialer: Dialer
+    certificate: Callable[[], Certificate] | None
+
+
+class PageExchange:
+    """Of one arena whose pages lie in the segment. Raises OSError where its streams cannot be listened for."""
+
+    def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, port: PagesPort) -> None:
+        pages, rows = arena.segment.pages, arena.segment.page_rows
+        self._port = port
+        source = PageSource(lambda page_id: pages[page_id].data, lambda page_id: int(rows["generation"][page_id]))
+        host, _ = split_port(port.listen)
+        self._listener = PageStreamListener(source, host, open_pipe=self._open_pipe)
+        shown = port.address.rpartition(":")[0]
+        self._servicer = PagesService(arena, remote, source, f"{shown}:{self._listener.port}")
+        self.fetcher = PrefixFetcher(arena, remote, port.dialer, self._connect)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        pages_pb2_grpc.add_PagesServicer_to_server(self._servicer, server)
+
+    async def close(self) -> None:
+        """From then on nobody writes into the arena's pages from elsewhere."""
+        await self.fetcher.close()
+        await asyncio.to_thread(self._listener.close)
+
+    def _open_pipe(self, connection: socket.socket, idle_s: float) -> PagePipe:
+        if self._port.certificate is None:
+            return TcpPipe(connection, idle_s)
+        secured = server_context(self._port.certificate()).wrap_socket(connection, server_side=True)
+        try:
+            check_peer(secured, self._port.instance, "transfer")
+        except BaseException:
+            secured.close()
+            raise
+        return TlsPipe(secured, idle_s)
+
+    def _connect(self, host: str, port: int, timeout_s: float) -> PagePipe:
+        if self._port.certificate is None:
+            return connect_tcp(host, port, timeout_s, DEFAULT_IDLE_S)
+        context, name = client_context(self._port.certificate()), dns_name_of("transfer", self._port.instance)
+        return connect_tls(host, port, timeout_s, DEFAULT_IDLE_S, context, name)

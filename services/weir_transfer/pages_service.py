@@ -1,0 +1,71 @@
+"""`weir.v1.Pages`: offers cached pages to the transfer services of other hosts, and lets their page streams in."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from weir.core.life import Attempt
+from weir.kv.movers.frames import ID_BYTES
+from weir.kv.movers.source import OfferedPage, PageSource
+from weir.kv.prefixes import split_hashes
+from weir.wire.v1 import pages_pb2, pages_pb2_grpc
+from weir_transfer.arena import ClaimedArena
+from weir_transfer.remote_prefixes import RemotePrefixes
+
+_log = logging.getLogger(__name__)
+LONGEST_OFFER_S = 30.0
+"""Then it ends, and its pages are not pinned any more."""
+MAX_OFFERS = 64
+
+
+class PagesService(pages_pb2_grpc.PagesServicer):
+    """Of one arena whose pages lie in the segment."""
+
+    def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, source: PageSource, stream_address: str) -> None:
+        """`stream_address`: HOST:PORT where page streams of `source` are accepted."""
+        self._digest = arena.segment.model_digest
+        self._page_bytes = arena.segment.geometry.page_bytes
+        self._remote = remote
+        self._source = source
+        self._stream_address = stream_address
+        self._num_offers = 0
+
+    async def Offer(  # noqa: N802 - names on the wire
+        self, request: pages_pb2.OfferRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[pages_pb2.OfferResponse]:
+        if (request.model_digest, request.page_bytes) != (self._digest, self._page_bytes):
+            message = f"this arena has model_digest {self._digest!r} and page_bytes {self._page_bytes}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        if self._num_offers >= MAX_OFFERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_OFFERS} offers are open; compute it")
+        try:
+            hashes = split_hashes(request.page_hashes)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        page_ids = self._remote.pin(hashes, request.num_held_pages)
+        transfer_id, ticket = secrets.token_bytes(ID_BYTES), secrets.token_bytes(ID_BYTES)
+        self._num_offers += 1
+        try:
+            self._source.offer(transfer_id, Attempt(), ticket)
+            # In a thread: of a long prompt it reads some hundred megabytes.
+            pages = await asyncio.to_thread(self._source.append, transfer_id, page_ids)
+            yield self._offered(transfer_id, ticket, pages)
+            await asyncio.sleep(LONGEST_OFFER_S)
+            _log.warning("an offer of %d pages was not ended by its caller within %.0f s", len(pages), LONGEST_OFFER_S)
+        finally:
+            self._source.withdraw(transfer_id)
+            self._remote.unpin(page_ids)
+            self._num_offers -= 1
+
+    def _offered(self, transfer_id: bytes, ticket: bytes, pages: list[OfferedPage]) -> pages_pb2.OfferResponse:
+        return pages_pb2.OfferResponse(
+            transfer_id=transfer_id,
+            ticket=ticket,
+            stream_address=self._stream_address,
+            pages=[pages_pb2.OfferedPage(generation=page.generation, checksum=page.checksum) for page in pages],
+        )

@@ -1,0 +1,102 @@
+"""Prefixes that pass between this arena and those of other hosts: what is pinned for them, what is reserved for theirs.
+
+Pure. Pages belong to `TRANSFER_LEASE` meanwhile, which is no worker's and in no lease table: a start frees what an
+earlier process had reserved.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from weir.kv.arena.ownership import OwnershipTable
+from weir.kv.layout import TRANSFER_LEASE
+from weir.kv.messages import PageChain
+from weir_transfer.pending_prefixes import PendingPrefixes
+
+MAX_SHARE = 0.25
+"""Of the arena's pages, for prefixes that are on their way here, and as many for those that are pinned for others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Pages for a part of a prefix. `hashes`: of the part; `earlier_hashes`: of the pages before it, which are here."""
+
+    match_id: int
+    page_ids: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+    earlier_hashes: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class RemoteCounters:
+    """Since the start of this process."""
+
+    remote_prefixes_total: int = 0
+    remote_prefixes_failed_total: int = 0
+    remote_pages_received_total: int = 0
+    remote_pages_offered_total: int = 0
+
+
+class RemotePrefixes:
+    """Of one arena."""
+
+    def __init__(self, table: OwnershipTable, pending: PendingPrefixes) -> None:
+        self._table = table
+        self._pending = pending
+        self._max_pages = int(MAX_SHARE * len(table.page_rows))
+        self._num_reserved = 0
+        self._num_pinned = 0
+        self.counters = RemoteCounters()
+
+    def metrics(self) -> Mapping[str, float]:
+        counters = {name: float(value) for name, value in asdict(self.counters).items()}
+        return {
+            **counters,
+            "remote_pages_reserved": float(self._num_reserved),
+            "remote_pages_pinned": float(self._num_pinned),
+        }
+
+    def pin(self, hashes: Sequence[bytes], num_held: int) -> tuple[int, ...]:
+        """The cached pages of this prefix behind the first `num_held`, as many as may be pinned for others. They stay
+        as they are until `unpin`."""
+        pages = self._table.prefixes.find_prefix(hashes)[num_held:][: max(0, self._max_pages - self._num_pinned)]
+        self._table.prefixes.pin(TRANSFER_LEASE, np.array(pages, np.int64))
+        self._num_pinned += len(pages)
+        self.counters.remote_pages_offered_total += len(pages)
+        return tuple(pages)
+
+    def unpin(self, page_ids: Sequence[int]) -> None:
+        self._table.prefixes.unpin(TRANSFER_LEASE, np.array(page_ids, np.int64))
+        self._num_pinned -= len(page_ids)
+
+    def num_held(self, hashes: Sequence[bytes]) -> int:
+        """First pages of the prefix that are here, or are being computed or brought here."""
+        num_cached = len(self._table.prefixes.find_prefix(hashes))
+        return num_cached + self._pending.num_leading(hashes[num_cached:])
+
+    def try_reserve(self, hashes: Sequence[bytes], *, may_evict: bool) -> Reservation | None:
+        """Room for what is not here of this prefix, all of which is expected from here on: whoever wants it waits.
+        None: there is too little, or nothing is missing."""
+        num_held = self.num_held(hashes)
+        missing = tuple(hashes[num_held:])
+        if not missing or self._num_reserved + len(missing) > self._max_pages:
+            return None
+        acquired = self._table.try_acquire(TRANSFER_LEASE, len(missing), 0, may_evict=may_evict)
+        if acquired is None:
+            return None
+        self._num_reserved += len(missing)
+        match_id = self._pending.declare(TRANSFER_LEASE, missing)
+        return Reservation(match_id, acquired.page_ids, missing, tuple(hashes[:num_held]))
+
+    def settle(self, reservation: Reservation, num_pages: int) -> None:
+        """The first `num_pages` are here, as they were offered, and cached from now on; the others are not coming, and
+        nobody writes into their pages any more."""
+        chain = PageChain(reservation.page_ids, reservation.hashes[:num_pages], reservation.earlier_hashes)
+        self._table.release(TRANSFER_LEASE, [chain], [])
+        self._num_reserved -= len(reservation.page_ids)
+        self._pending.settle(reservation.hashes[:num_pages])
+        self._pending.give_up(TRANSFER_LEASE, [reservation.match_id])
+        self.counters.remote_prefixes_total += 1
+        self.counters.remote_prefixes_failed_total += num_pages < len(reservation.hashes)
+        self.counters.remote_pages_received_total += num_pages

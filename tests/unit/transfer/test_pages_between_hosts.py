@@ -1,0 +1,201 @@
+"""Prefixes that a host lacks come from another one that has them: as they were, once, and with nothing left behind."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc.aio
+import numpy as np
+import pytest
+from tests.unit.transfer.host import Host, until
+
+from weir.core.addresses import free_port
+from weir.kv.messages import PageChain, PrefixMatch
+from weir.kv.movers.pull import PagePull, WantedPage
+from weir.kv.prefixes import page_hashes, prefix_seed
+from weir.rpc.arena.client import ArenaClient
+from weir.rpc.channel import make_channel
+from weir.wire.v1 import pages_pb2, pages_pb2_grpc
+from weir_transfer.prefix_fetcher import LEAST_PAGES
+
+HASHES = page_hashes(range(160), prefix_seed("digest"))
+NUM_PAGES = 11
+
+
+@pytest.fixture
+async def hosts() -> AsyncIterator[list[Host]]:
+    async with AsyncExitStack() as stack:
+        made = []
+        for _ in range(2):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-"))
+            host = Host(Path(folder), pages_address=f"127.0.0.1:{free_port()}")
+            await host.start()
+            stack.push_async_callback(host.close)
+            made.append(host)
+        yield made
+        for host in made:
+            assert host.shutdown_reasons == []
+            assert host.metric("remote_pages_reserved") == 0
+            await until(lambda host=host: host.metric("remote_pages_pinned") == 0)  # type: ignore[misc]
+
+
+def pages_of(client: ArenaClient, page_ids: Sequence[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    return client.segment.pages[list(page_ids)]
+
+
+async def compute(client: ArenaClient, num_pages: int = 10, seed: int = 1) -> PrefixMatch:
+    """All of the prefix, or its first pages; they stay cached."""
+    match = await client.match(HASHES[:num_pages], num_pages + 1, 1)
+    page_ids = (*match.page_ids, *match.acquired.page_ids)
+    content = np.random.default_rng(seed).integers(0, 256, (len(page_ids), 4096), np.uint8)
+    client.segment.pages[list(page_ids)] = content
+    chain = PageChain(page_ids, HASHES[:num_pages])
+    await client.release((), match.acquired.slots, [chain], [match.match_id])
+    return match
+
+
+async def fetch(client: ArenaClient, address: str, num_pages: int = 10) -> PrefixMatch:
+    return await client.match(HASHES[:num_pages], num_pages + 1, 1, fetch_from=address)
+
+
+async def give_back(client: ArenaClient, match: PrefixMatch) -> None:
+    page_ids = (*match.page_ids, *match.acquired.page_ids)
+    await client.release((), match.acquired.slots, [PageChain(page_ids)], [match.match_id])
+
+
+async def test_a_prefix_of_another_host_is_found_as_if_it_had_been_computed_here(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    computed = await compute(there)
+    match = await fetch(here, hosts[0].pages_address)
+    assert len(match.page_ids) == 10
+    assert (pages_of(here, match.page_ids) == pages_of(there, computed.acquired.page_ids[:10])).all()
+    assert hosts[1].metric("remote_pages_received_total") == hosts[0].metric("remote_pages_offered_total") == 10
+    await give_back(here, match)
+    again = await fetch(here, hosts[0].pages_address)
+    assert again.page_ids == match.page_ids
+    assert hosts[0].metric("remote_pages_offered_total") == 10, "what is here does not come again"
+    await give_back(here, again)
+
+
+async def test_only_what_is_missing_comes(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there)
+    await compute(here, num_pages=1)
+    match = await fetch(here, hosts[0].pages_address)
+    assert len(match.page_ids) == 10
+    assert hosts[0].metric("remote_pages_offered_total") == 9
+    await give_back(here, match)
+
+
+async def test_many_that_want_it_at_once_fetch_it_once(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    other = await hosts[1].client("w1")
+    await compute(there)
+    matches = await asyncio.gather(*(fetch(client, hosts[0].pages_address) for client in (here, other)))
+    assert {len(match.page_ids) for match in matches} == {10}
+    assert hosts[0].metric("remote_pages_offered_total") == 10
+    for client, match in zip((here, other), matches, strict=True):
+        await give_back(client, match)
+
+
+async def test_a_part_that_the_other_host_has_is_taken_and_the_rest_computed(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there, num_pages=4)
+    match = await fetch(here, hosts[0].pages_address)
+    assert (len(match.page_ids), len(match.acquired.page_ids)) == (4, 7)
+    assert hosts[1].metric("remote_prefixes_failed_total") == 1
+    await give_back(here, match)
+
+
+async def test_short_prefixes_are_computed(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there, num_pages=LEAST_PAGES - 1)
+    match = await fetch(here, hosts[0].pages_address, num_pages=LEAST_PAGES - 1)
+    assert match.page_ids == ()
+    await give_back(here, match)
+
+
+async def test_where_nobody_answers_it_is_computed(hosts: list[Host]) -> None:
+    here = await hosts[1].client("w0")
+    match = await fetch(here, f"127.0.0.1:{free_port()}")
+    assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
+    assert hosts[1].metric("remote_prefixes_failed_total") == 1
+    await give_back(here, match)
+
+
+async def test_pages_that_changed_after_their_offer_are_not_used(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    computed = await compute(there)
+    want = PagePull.want
+
+    def spoil_and_want(self: PagePull, pages: Sequence[WantedPage]) -> None:
+        there.segment.pages[computed.acquired.page_ids[3], 17] ^= 1
+        want(self, pages)
+
+    monkeypatch.setattr(PagePull, "want", spoil_and_want)
+    match = await fetch(here, hosts[0].pages_address)
+    assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
+    await give_back(here, match)
+
+
+async def test_page_streams_that_are_cut_meanwhile_cost_the_computation(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there)
+    want = PagePull.want
+
+    def cut_and_want(self: PagePull, pages: Sequence[WantedPage]) -> None:
+        hosts[0].service._exchange._listener.close()  # type: ignore[union-attr]
+        want(self, pages)
+
+    monkeypatch.setattr(PagePull, "want", cut_and_want)
+    match = await fetch(here, hosts[0].pages_address)
+    assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
+    await give_back(here, match)
+
+
+async def test_a_service_that_stops_waits_for_what_it_fetches_and_frees_it(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there)
+    fetching = asyncio.create_task(fetch(here, hosts[0].pages_address))
+    await until(lambda: hosts[1].metric("remote_pages_reserved") > 0 or fetching.done())
+    await hosts[1].service._exchange.close()  # type: ignore[union-attr]
+    assert hosts[1].metric("remote_pages_reserved") == 0
+    await give_back(here, await fetching)
+
+
+async def test_an_arena_of_another_model_offers_nothing(hosts: list[Host]) -> None:
+    async with make_channel(hosts[0].pages_address) as channel:
+        stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
+        for request, code in (
+            (pages_pb2.OfferRequest(model_digest="other", page_bytes=4096), grpc.StatusCode.FAILED_PRECONDITION),
+            (pages_pb2.OfferRequest(model_digest="digest", page_bytes=1), grpc.StatusCode.FAILED_PRECONDITION),
+            (
+                pages_pb2.OfferRequest(model_digest="digest", page_bytes=4096, page_hashes=b"x"),
+                grpc.StatusCode.INVALID_ARGUMENT,
+            ),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in stub.Offer(request, timeout=10):
+                    pass
+            assert caught.value.code() == code
+
+
+async def test_what_a_call_pins_is_free_when_it_ends(hosts: list[Host]) -> None:
+    there = await hosts[0].client("w0")
+    await compute(there)
+    async with make_channel(hosts[0].pages_address) as channel:
+        stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
+        request = pages_pb2.OfferRequest(model_digest="digest", page_bytes=4096, page_hashes=b"".join(HASHES))
+        call = stub.Offer(request, timeout=10)
+        offered = await anext(aiter(call))
+        assert len(offered.pages) == 10
+        assert hosts[0].metric("remote_pages_pinned") == hosts[0].metric("shared_pages") == 10
+        call.cancel()
+    await until(lambda: hosts[0].metric("remote_pages_pinned") == 0)
+    assert hosts[0].metric("shared_pages") == 0
