@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from weir.core.addresses import split_port
 from weir.kv.movers.listener import DEFAULT_IDLE_S, PageStreamListener
 from weir.kv.movers.pipes import PagePipe, TcpPipe, TlsPipe, connect_tcp, connect_tls
 from weir.kv.movers.source import PageSource
@@ -41,7 +40,7 @@ class PageExchange:
         pages, rows = arena.segment.pages, arena.segment.page_rows
         self._port = port
         source = PageSource(lambda page_id: pages[page_id].data, lambda page_id: int(rows["generation"][page_id]))
-        host, _ = split_port(port.listen)
+        host = port.listen.rpartition(":")[0].strip("[]")
         self._listener = PageStreamListener(source, host, open_pipe=self._open_pipe)
         shown = port.address.rpartition(":")[0]
         self._servicer = PagesService(arena, remote, source, f"{shown}:{self._listener.port}")

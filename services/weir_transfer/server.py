@@ -119,9 +119,10 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         fence: Fence,
         tracer: Tracer,
         fetcher: PrefixFetcher | None = None,
+        pages_address: str = "",
     ) -> None:
         """`settled` is notified when a match that had to wait may find more now. `fetcher`: None: no prefix comes from
-        other hosts."""
+        other hosts. `pages_address`: where they get pages."""
         self._fetcher = fetcher
         self._core = core
         self._settled = settled
@@ -138,6 +139,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             keeps_prefixes=settings.keeps_prefixes,
             prefix_wait_ms=settings.prefix_wait_ms,
             memory_socket_path="" if arena.memory_server is None else str(arena.memory_server.path),
+            pages_address=pages_address,
         )
 
     def close(self) -> None:

@@ -53,7 +53,8 @@ class TransferService:
         self._fence = Fence(open_process, self._on_exit)
         self._exchange = None if pages_port is None else PageExchange(arena, self._core.remote, pages_port)
         fetcher = None if self._exchange is None else self._exchange.fetcher
-        self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer, fetcher)
+        pages_address = "" if pages_port is None else pages_port.address
+        self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer, fetcher, pages_address)
         self._publisher = (
             make_publisher(self._core.prefixes) if make_publisher is not None and settings.keeps_prefixes else None
         )

@@ -5,7 +5,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,9 @@ gateways = 1
 [hosts.b]
 address = "b"
 """
+_FEW = {"WEIR_MAX_NUM_SEQS": "2"}
+"""Sequences of a worker, so that prompts with one beginning come to both hosts."""
+_LONG = " ".join(f"Rule {number}: whoever reads this line goes on to the next one." for number in range(24))
 _PROMPTS = [f"{word} and {number} things that follow from it:" for number in range(3) for word in ("Rain", "Iron", "A")]
 
 
@@ -45,7 +48,7 @@ class TwoHosts:
     def start(self, host: Host) -> "subprocess.Popen[bytes]":
         """Ready when this returns."""
         log = host.disk / "host.log"
-        process = host.start([*_WEIR, *self.commands[host.name][1:], *_ARENA, *_RUNTIME], log=log)
+        process = host.start([*_WEIR, *self.commands[host.name][1:], *_ARENA, *_RUNTIME], log=log, env=_FEW)
         said = log.stat().st_size if log.exists() else 0
 
         def is_ready() -> bool:
@@ -62,13 +65,16 @@ class TwoHosts:
         assert all(process["state"] == "ready" for process in told["processes"]), told
         return {process["name"]: process["metrics"] for process in told["processes"]}
 
-    def ask(self, name: str, *, max_tokens: int, wait: bool = True) -> "subprocess.Popen[bytes]":
-        """All prompts at once, by a client at a; its answers go to a file of this name."""
-        prompts = self.a.disk / "prompts.jsonl"
-        prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in _PROMPTS))
+    def ask(
+        self, name: str, prompts: Sequence[str] = _PROMPTS, *flags: str, max_tokens: int, wait: bool = True
+    ) -> "subprocess.Popen[bytes]":
+        """All prompts at once, by a client at a; its answers go to a file of this name, which is new."""
+        file = self.a.disk / f"{name}.prompts.jsonl"
+        file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        assert not (self.a.disk / name).exists()
         options = ("--temperature", "0", "--max-tokens", str(max_tokens), "--address", _ADDRESS)
-        files = ("--input", str(prompts), "--output", str(self.a.disk / name))
-        asking = self.a.start([*_WEIR, "generate", *options, *files], log=self.a.disk / f"{name}.log")
+        files = ("--input", str(file), "--output", str(self.a.disk / name))
+        asking = self.a.start([*_WEIR, "generate", *options, *flags, *files], log=self.a.disk / f"{name}.log")
         if wait:
             assert asking.wait(_TIMEOUT_S) == 0, (self.a.disk / f"{name}.log").read_text()
         return asking
@@ -130,6 +136,26 @@ def test_hosts_join_are_lost_and_join_again_and_answers_are_those_of_one_host(ho
     hosts.ask("again", max_tokens=64)
     assert hosts.answers("again") == expected
     assert hosts.figures(hosts.b)["decode-0"]["decode_steps_total"] > 0
+
+
+def test_a_prefix_that_one_host_has_comes_to_the_other(hosts: TwoHosts) -> None:
+    """Both hosts serve prompts that begin alike, and only one of them computes that beginning."""
+    hosts.ask("computed", [_LONG], max_tokens=1)
+    before = {host.name: hosts.figures(host) for host in (hosts.a, hosts.b)}
+    hosts.ask("fetched", [_LONG + prompt for prompt in _PROMPTS], max_tokens=24)
+    after = {host.name: hosts.figures(host) for host in (hosts.a, hosts.b)}
+
+    def rises(name: str) -> list[float]:
+        return [after[host]["transfer-0"][name] - before[host]["transfer-0"][name] for host in after]
+
+    num_pages = max(rises("remote_pages_received_total"))
+    assert num_pages >= 16
+    assert sorted(rises("remote_pages_received_total")) == sorted(rises("remote_pages_offered_total")) == [0, num_pages]
+    assert sum(rises("remote_prefixes_total")) == 1
+    assert sum(rises("remote_prefixes_failed_total")) == 0
+    assert {hosts.figures(host)["transfer-0"]["remote_pages_pinned"] for host in (hosts.a, hosts.b)} == {0}
+    hosts.ask("anew", [_LONG + prompt for prompt in _PROMPTS], "--skip-prefix-cache", max_tokens=24)
+    assert hosts.answers("fetched") == hosts.answers("anew")
 
 
 def test_operators_ask_at_a_host_with_a_scheduler(hosts: TwoHosts) -> None:

@@ -38,6 +38,7 @@ def start_command(
         skips_prefix_cache=checked.client_request.options.skips_prefix_cache,
         output_token_ids=output_token_ids,
         keep_ms=keep_ms,
+        prefix_source=placement.prefix_source,
     )
     return worker_pb2.ServeRequest(start=start)
 

@@ -117,6 +117,8 @@ class Placement:
     scheduling: SchedulingParams = NO_PREFERENCE
     reason: str = ""
     """Why there: for the trace."""
+    prefix_source: str = ""
+    """HOST:PORT of the `Pages` of another host's arena that has more of the prompt's prefix; empty: none."""
 
     @property
     def is_local(self) -> bool:
@@ -294,6 +296,8 @@ class WorkerRecord:
     """It is draining, and has nothing left."""
     arena_address: str = ""
     """Of its transfer service, for who is on the same host; empty: not known."""
+    pages_address: str = ""
+    """HOST:PORT at which its transfer service offers pages to other hosts; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,8 @@ class Arrival:
     """It has ended already: its client is to be told, and nothing is to be computed."""
     grammar: GrammarState | None = None
     """Of a sequence whose parameters have a grammar, after its output; the engine's from then on."""
+    prefix_source: str = ""
+    """Where another host's arena offers more of a prompt's prefix; not looked at by the engine."""
 
     @classmethod
     def of_record(cls, slot: int, log: SequenceLog, snapshot: SequenceSnapshot) -> "Arrival":

@@ -29,6 +29,8 @@ _NUM_SAMPLED = 2
 _MAX_HOLDERS = 2
 _SITUATION_S = 0.25
 _FIRST = itemgetter(0)
+LEAST_FETCHED_TOKENS = 256
+"""Fewer are computed again sooner than they are asked for."""
 
 
 class Option(NamedTuple):
@@ -193,8 +195,8 @@ class Placer:
         plan = None
         if pool.num_choices > self._limits.placing.small_pool:
             sample = self._sample(pool, hashes)
-            plan = self._try_plan(request, sample, pool.slots, hashes, now_s, is_sample=True)
-        return plan or self._try_plan(request, pool.candidates, pool.slots, hashes, now_s, is_sample=False)
+            plan = self._try_plan(request, sample, pool, hashes, now_s, is_sample=True)
+        return plan or self._try_plan(request, pool.candidates, pool, hashes, now_s, is_sample=False)
 
     def metrics(self) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
@@ -221,13 +223,13 @@ class Placer:
         self,
         request: ScheduledRequest,
         candidates: Sequence[PrefillCandidate],
-        slots: OpenSlots,
+        pool: Pool,
         hashes: Hashes,
         now_s: float,
         *,
         is_sample: bool,
     ) -> PlacementPlan | None:
-        options = self._options(request, candidates, slots, hashes, now_s, is_sample=is_sample)
+        options = self._options(request, candidates, pool.slots, hashes, now_s, is_sample=is_sample)
         if all(option.is_full for option in options):
             return None
         options.sort(key=_FIRST)
@@ -235,11 +237,25 @@ class Placer:
         if choice is None:
             return None
         option, decode_worker = choice
-        self.prefixes.place(option.candidate.worker.arena.arena_id, hashes, now_s)
+        arena_id = option.candidate.worker.arena.arena_id
+        prefix_source = self._prefix_source(pool, arena_id, hashes)
+        self.prefixes.place(arena_id, hashes, now_s)
         split = next((one for one in options if not one.candidate.is_local), None)
         kind = option.kind(split)
         self._counts[kind] += 1
-        return self._plan(request, option, decode_worker, kind)
+        return self._plan(request, option, decode_worker, kind, prefix_source)
+
+    def _prefix_source(self, pool: Pool, arena_id: str, hashes: Hashes) -> str:
+        """Where the prefix of a prompt that is placed in this arena comes from, if another one has enough more of it.
+        Load comes first: what is placed elsewhere takes its prefix along. What is only about to be computed in this one
+        does not count: of several prompts that begin alike whichever comes first is to bring it."""
+        addresses = pool.pages_addresses
+        if len(addresses) < 2 or arena_id not in addresses or not hashes:
+            return ""
+        holders = self.prefixes.deepest([other for other in addresses if other != arena_id], hashes)
+        num_there = self.prefixes.num_reported_tokens(holders[0], hashes) if holders else 0
+        num_here = self.prefixes.num_reported_tokens(arena_id, hashes)
+        return addresses[holders[0]] if num_there - num_here >= LEAST_FETCHED_TOKENS else ""
 
     def _options(
         self,
@@ -352,7 +368,9 @@ class Placer:
             num_pages = num_open + sum(charged.values())
         return self._memory_fit.fits(arena, num_pages, submit, now_s)
 
-    def _plan(self, request: ScheduledRequest, option: Option, decode_worker: WorkerState, kind: str) -> PlacementPlan:
+    def _plan(
+        self, request: ScheduledRequest, option: Option, decode_worker: WorkerState, kind: str, prefix_source: str
+    ) -> PlacementPlan:
         submit, prefill, decode = request.submit, option.candidate.worker.record, decode_worker.record
         placement = Placement(
             dispatch=submit.dispatch,
@@ -363,7 +381,8 @@ class Placer:
             num_reserved_pages=request.num_pages,
             scheduling=request.scheduling,
             reason=f"{kind}: first token in about {option.ttft_ms:.0f} ms, {option.num_cached_tokens} of "
-            f"{submit.num_prompt_tokens} tokens cached",
+            f"{submit.num_prompt_tokens} tokens cached{', more from ' if prefix_source else ''}{prefix_source}",
+            prefix_source=prefix_source,
         )
         return PlacementPlan(
             placement,

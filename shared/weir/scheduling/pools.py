@@ -6,7 +6,7 @@ for it.
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from operator import itemgetter
@@ -196,6 +196,8 @@ class Pool:
     slots: OpenSlots
     arena_ids: tuple[str, ...]
     """Of the candidates, each once."""
+    pages_addresses: Mapping[str, str]
+    """Of those arenas whose pages other hosts can get, where."""
     host_sizes: tuple[tuple[int, int], ...]
     """(pages, tokens of context) that one request can have on each host if nothing else runs."""
     num_pages: int
@@ -259,6 +261,7 @@ class WorkerPools:
             candidates,
             OpenSlots(decode_workers, self._slot_overcommit, self._reservations),
             tuple({candidate.worker.arena.arena_id: None for candidate in candidates}),
+            _pages_addresses(candidates),
             tuple((host.num_arena_pages, host.max_context_tokens) for host in hosts),
             sum(own_pages.values()) or sum(host.num_arena_pages for host in hosts),
             has_own_group=bool(group) and hosts is not self._workers.hosts_of(model),
@@ -273,3 +276,8 @@ class WorkerPools:
             loads = tuple(self._reservations.decode_load(other_id) for other_id in host.all_decode_ids)
             arena = ArenaLoad(host.host_id, host.num_arena_pages, loads)
         return WorkerState(record, prefill, decode, arena)
+
+
+def _pages_addresses(candidates: Iterable[PrefillCandidate]) -> dict[str, str]:
+    workers = (candidate.worker for candidate in candidates)
+    return {worker.arena.arena_id: worker.record.pages_address for worker in workers if worker.record.pages_address}

@@ -5,6 +5,7 @@ then a snapshot is asked for), and what was placed there a moment ago and is bei
 while: that costs time, never a token. An arena that is silent has nothing.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -70,6 +71,13 @@ class PrefixView:
             else:
                 missing = middle
         return (found + 1) * PAGE_TOKENS
+
+    def num_reported_tokens(self, arena_id: str, hashes: Hashes) -> int:
+        """As `num_cached_tokens`, without what is only about to be computed there."""
+        arena = self._arenas.get(arena_id)
+        if arena is None:
+            return 0
+        return PAGE_TOKENS * bisect_left(hashes, True, key=lambda page_hash: page_hash not in arena.reported)
 
     def deepest(self, arena_ids: Sequence[str], hashes: Hashes) -> tuple[str, ...]:
         """Those that have the longest prefix; none if nobody has any of it."""

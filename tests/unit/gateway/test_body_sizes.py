@@ -45,17 +45,28 @@ def counts_of(value: object) -> tuple[int, int, int]:
     )
 
 
-@given(value=JSON, ascii_only=st.booleans(), limits=st.tuples(*[st.integers(0, 8)] * 3))
+@given(value=JSON, ascii_only=st.booleans(), limits=st.tuples(*[st.integers(0, 8)] * 3), piece_bytes=st.integers(1, 20))
 def test_what_is_in_texts_does_not_count_and_all_else_does(
-    value: object, ascii_only: bool, limits: tuple[int, int, int]
+    value: object, ascii_only: bool, limits: tuple[int, int, int], piece_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_sizes, "_SHORT_BYTES", 0)
+        patch.setattr(json_sizes, "_PIECE_BYTES", piece_bytes)
         for name, limit in zip(("MAX_CONTAINERS", "MAX_TEXTS", "MAX_VALUES"), limits, strict=True):
             patch.setattr(json_sizes, name, limit)
         problem = try_find_size_problem(json.dumps(value, ensure_ascii=ascii_only).encode())
     is_within = all(number <= limit for number, limit in zip(counts_of(value), limits, strict=True))
     assert (problem is None) == is_within
+
+
+@given(numbers=st.lists(st.integers(0, 10**45)), limit=st.integers(0, 5), piece_bytes=st.integers(1, 20))
+def test_a_long_number_counts_once_for_each_twenty_digits(numbers: list[int], limit: int, piece_bytes: int) -> None:
+    raw = json.dumps(numbers).encode() + b" " * 20 * 6
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("_SHORT_BYTES", 0), ("_PIECE_BYTES", piece_bytes), ("MAX_LONG_NUMBERS", limit)):
+            patch.setattr(json_sizes, name, value)
+        problem = try_find_size_problem(raw)
+    assert (problem is None) == (sum(len(str(number)) // 20 for number in numbers) <= limit)
 
 
 MANY: Mapping[str, tuple[bytes, str]] = {

@@ -128,7 +128,7 @@ def test_a_host_is_given_no_more_than_its_processes_need(tmp_path: Path) -> None
     names = {path.name for path in (folder / "b").iterdir()}
     assert names == {
         "ca.pem",
-        *(f"{role}.{suffix}" for role in ("prefill", "decode") for suffix in ("pem", "key")),
+        *(f"{role}.{suffix}" for role in ("transfer", "prefill", "decode") for suffix in ("pem", "key")),
         "nats-worker.seed",
         "nats-transfer.seed",
     }
@@ -160,7 +160,7 @@ def test_services_of_a_host_listen_at_its_address_and_prove_who_they_are(tmp_pat
         assert flag(specs[name], "nats-seed-file") == str(tmp_path / "b" / "nats-worker.seed")
         assert flag(specs[name], "nats-ca-file") == str(tmp_path / "b" / "ca.pem")
     assert (flag(specs["transfer-0"], "listen") or "").startswith("unix:"), "nobody but workers of this host reaches it"
-    assert flag(specs["transfer-0"], "tls-cert") is None
+    assert flag(specs["transfer-0"], "pages-listen") == "b.example:0"
     assert all(spec.environ["WEIR_NATS_URL"] == "tls://10.0.0.1:4222" for spec in specs.values())
 
 

@@ -78,6 +78,33 @@ def test_a_burst_with_one_new_beginning_goes_together() -> None:
     assert len({send(rig, f"r{number}", [*pages, 100 + number]) for number in range(3)}) == 1
 
 
+@pytest.mark.parametrize(("num_pages_there", "is_fetched"), [(40, True), (15, False)])
+def test_what_is_placed_beside_a_long_prefix_gets_it_from_there(num_pages_there: int, is_fetched: bool) -> None:
+    """If it is long enough, and both hosts let pages pass."""
+    hosts = [replace(record, pages_address=f"{record.host_id}:7000") for record in pairs(2)]
+    rig = make_rig(*hosts)
+    tell(rig, "h00", [])
+    tell(rig, "h01", range(1, num_pages_there + 1))
+    pages = range(1, num_pages_there + 1)
+    placed = [send(rig, "cached", pages)]
+    assert rig.placement("cached").prefix_source == "", "it is there already"
+    while placed[-1] == "p01":
+        placed.append(send(rig, f"more{len(placed)}", [*pages, *range(1000 * len(placed), 1000 * len(placed) + 300)]))
+    source = rig.placement(f"more{len(placed) - 1}").prefix_source
+    assert source == ("h01:7000" if is_fetched else "")
+    assert ("more from h01:7000" in rig.placement(f"more{len(placed) - 1}").reason) == is_fetched
+
+
+def test_where_no_pages_pass_between_hosts_nothing_is_fetched() -> None:
+    rig = make_rig(*pairs(2))
+    tell(rig, "h00", [])
+    tell(rig, "h01", range(1, 41))
+    number = 0
+    while send(rig, f"r{number}", [*range(1, 41), *range(1000 * number + 1000, 1000 * number + 1300)]) == "p01":
+        number += 1
+    assert rig.placement(f"r{number}").prefix_source == ""
+
+
 def test_longest_prefix_herds_and_the_estimate_does_not() -> None:
     spread = {}
     for router in ("longest-prefix", "estimated-ttft"):

@@ -58,6 +58,8 @@ class InMemoryArena:
         self.before_hand_off: Callable[[str], object] = lambda request_id: None
         self.before_match: Callable[[], object] = lambda: None
         self.before_release: Callable[[], object] = lambda: None
+        self.fetched_from: list[str] = []
+        """What each match named."""
         self._attachments: dict[str, Attachment] = {}
         self._listeners: dict[int, Callable[[HandedOff], None]] = {}
         self._dead: set[str] = set()
@@ -171,6 +173,10 @@ class InMemoryArenaClient:
     def keeps_prefixes(self) -> bool:
         return True
 
+    @property
+    def pages_address(self) -> str:
+        return ""
+
     async def start(self) -> None:
         self._arena.attach(self._worker_id, self._on_handed_off)
         self._is_open = True
@@ -183,8 +189,14 @@ class InMemoryArenaClient:
         return self._arena.acquire(self._worker_id, num_pages, num_slots)
 
     async def match(
-        self, hashes: Sequence[bytes], num_pages: int, num_slots: int, most_pages_ahead: int | None = None
+        self,
+        hashes: Sequence[bytes],
+        num_pages: int,
+        num_slots: int,
+        most_pages_ahead: int | None = None,
+        fetch_from: str = "",
     ) -> PrefixMatch:
+        self._arena.fetched_from.append(fetch_from)
         await _wait_for(self._arena.before_match())
         request = MatchRequest(tuple(hashes), num_pages, num_slots, most_pages_ahead)
         return self._arena.match(self._worker_id, request)

@@ -142,6 +142,12 @@ async def test_an_arena_that_does_not_answer_delays_no_end_for_long(rig: Rig, st
     release.set()
 
 
+async def test_the_arena_is_told_where_more_of_a_prompt_is(rig: Rig, streams: Streams) -> None:
+    await answer(streams, start_command(rig.decode.worker_id, prefix_source="host-b:7000"))
+    await answer(streams, start_command(rig.decode.worker_id))
+    assert rig.arena.fetched_from == ["host-b:7000", ""]
+
+
 async def test_a_whole_cached_prompt_computes_its_last_page(rig: Rig, streams: Streams) -> None:
     for num_cached in (0, 48):
         start = start_command(rig.decode.worker_id, prompt_token_ids=range(64), max_tokens=5)

@@ -121,6 +121,11 @@ class ArenaClient:
         """Whether the service has a prefix cache, by the newest attachment."""
         return self._stream.keeps_prefixes
 
+    @property
+    def pages_address(self) -> str:
+        """HOST:PORT at which other hosts get pages of this arena; empty: nowhere."""
+        return self._stream.pages_address
+
     async def start(self, timeout_s: float = 120.0) -> None:
         """Attaches and maps the segment; tries for `timeout_s`. Raises Unavailable, with the service's reason."""
         try:

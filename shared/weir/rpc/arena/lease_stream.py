@@ -111,6 +111,7 @@ class LeaseStream:
         self.pages: DeviceMemory | None = None
         self.lease_id = 0
         self.keeps_prefixes = False
+        self.pages_address = ""
         self.prefix_wait_s = 0.0
         self._stub = stub
         self._registration = registration
@@ -228,6 +229,7 @@ class LeaseStream:
             if attached.memory_socket_path:
                 await self._share_pages(Path(attached.memory_socket_path), self.segment)
             self.keeps_prefixes, self.prefix_wait_s = attached.keeps_prefixes, attached.prefix_wait_ms / 1000
+            self.pages_address = attached.pages_address
             self._backoff.reset()
             if self._is_renewal_wanted:
                 return

@@ -143,6 +143,11 @@ class StackConfig:
         return self.paths.sockets
 
     @property
+    def pages_listen(self) -> str:
+        """Where transfer services of other hosts get pages; empty: nowhere."""
+        return ""
+
+    @property
     def starts_nats(self) -> bool:
         return not self.nats
 

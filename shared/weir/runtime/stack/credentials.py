@@ -50,15 +50,10 @@ class HostCredentials:
         return self.folder / f"nats-{role}.seed"
 
     def flags_of(self, role: str) -> Mapping[str, object]:
-        """Of a process. One that listens on a Unix socket shows no certificate, and has none."""
-        flags: dict[str, object] = {
-            "nats-seed-file": self.nats_seed(nats_role_of(role)),
-            "nats-ca-file": self.authority,
-        }
-        if role != "transfer":
-            files = self.certificate(role)
-            flags |= {"tls-cert": files.cert, "tls-key": files.key, "tls-ca": files.ca}
-        return flags
+        """Of a process."""
+        files = self.certificate(role)
+        nats = {"nats-seed-file": self.nats_seed(nats_role_of(role)), "nats-ca-file": self.authority}
+        return {**nats, "tls-cert": files.cert, "tls-key": files.key, "tls-ca": files.ca}
 
     def nats_public_keys(self) -> Mapping[NatsRole, str]:
         """Of the host that runs the server. Raises OSError."""

@@ -69,6 +69,10 @@ class HostConfig(StackConfig):
         return f"{self._listen_host}:0"
 
     @property
+    def pages_listen(self) -> str:
+        return self.service_listen
+
+    @property
     def starts_nats(self) -> bool:
         return self.serve_nats
 

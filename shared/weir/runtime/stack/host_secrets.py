@@ -39,8 +39,6 @@ def _make_for(host: HostEntry, hosts: Hosts, folder: Path, seeds: "dict[NatsRole
     if host.serve_nats:
         issue_public(folder, (host.address,), days=DAYS, force=True, out=made.folder, stem="nats")
     needed = set(NATS_ROLES) if host.serve_nats else {nats_role_of(role) for role in roles}
-    if host.prefill or host.decode:
-        needed.add("transfer")
     for nats_role in needed:
         _write(made.nats_seed(nats_role), seeds[nats_role])
 
@@ -48,6 +46,7 @@ def _make_for(host: HostEntry, hosts: Hosts, folder: Path, seeds: "dict[NatsRole
 def _roles_of(host: HostEntry) -> list[CertifiedRole]:
     """That have certificates. A worker may take the other role, and keeps its certificate."""
     counts: dict[CertifiedRole, int] = {
+        "transfer": host.prefill + host.decode,
         "prefill": host.prefill,
         "decode": host.decode,
         "scheduler": host.schedulers,

@@ -178,7 +178,8 @@ def plan_model(
     size = ("--arena-bytes", str(model.arena_bytes)) if model.arena_bytes else ()
     share = ("--models-on-machine", str(len(models.models))) if len(models.models) > 1 else ()
     beside = ("--workers-on-machine", str(models.num_workers(model)))
-    specs = [spec_of("transfer", f"{UNIX}{socket}", (*size, *context, *share, *beside))]
+    pages = ("--pages-listen", config.pages_listen) if config.pages_listen else ()
+    specs = [spec_of("transfer", f"{UNIX}{socket}", (*size, *context, *share, *beside, *pages))]
     flags = ("--arena-socket", str(socket), "--workers-on-machine", str(models.num_all_workers))
     bounded = (*flags, *context) if model.max_context_tokens else flags
     groups = [(group.name, group.prefill, group.decode) for group in models.groups if group.has(model)]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weir.wire.v1 import types_pb2 as weir_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/arena.proto\x12\x07weir.v1\x1a\x13weir/v1/types.proto\"\x8d\x01\n\rAttachRequest\x12%\n\x08register\x18\x01 \x01(\x0b\x32\x11.weir.v1.RegisterH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.weir.v1.HeartbeatH\x00\x12!\n\x06\x64\x65tach\x18\x03 \x01(\x0b\x32\x0f.weir.v1.DetachH\x00\x42\t\n\x07message\"\xea\x01\n\x08Register\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x17\n\x0fpid_start_ticks\x18\x03 \x01(\x04\x12\x12\n\npage_bytes\x18\x04 \x01(\x04\x12\x10\n\x08lease_id\x18\x05 \x01(\r\x12\x0c\n\x04role\x18\x06 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\x12\x15\n\rheld_page_ids\x18\x08 \x03(\r\x12\x12\n\nheld_slots\x18\t \x03(\r\x12\x19\n\x11handing_off_slots\x18\n \x03(\r\x12\x15\n\rpid_namespace\x18\x0b \x01(\x04\" \n\tHeartbeat\x12\x13\n\x0bis_draining\x18\x01 \x01(\x08\"\x08\n\x06\x44\x65tach\"}\n\x0e\x41ttachResponse\x12%\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x11.weir.v1.AttachedH\x00\x12\x39\n\x13sequence_handed_off\x18\x02 \x01(\x0b\x32\x1a.weir.v1.SequenceHandedOffH\x00\x42\t\n\x07message\"\x81\x02\n\x08\x41ttached\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x14\n\x0csegment_path\x18\x02 \x01(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x03 \x01(\r\x12\x14\n\x0clease_ttl_ms\x18\x04 \x01(\r\x12\x38\n\x14handed_off_sequences\x18\x05 \x03(\x0b\x32\x1a.weir.v1.SequenceHandedOff\x12\x12\n\nattachment\x18\x06 \x01(\x04\x12\x16\n\x0ekeeps_prefixes\x18\x07 \x01(\x08\x12\x16\n\x0eprefix_wait_ms\x18\x08 \x01(\r\x12\x1a\n\x12memory_socket_path\x18\t \x01(\t\"q\n\x11SequenceHandedOff\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x17\n\x0fslot_generation\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x07\x61ttempt\x18\x04 \x01(\x0b\x32\x10.weir.v1.Attempt\"\\\n\x0e\x41\x63quireRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x11\n\tnum_pages\x18\x02 \x01(\r\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12\x12\n\nattachment\x18\x04 \x01(\x04\"2\n\x0f\x41\x63quireResponse\x12\x10\n\x08page_ids\x18\x01 \x03(\r\x12\r\n\x05slots\x18\x02 \x03(\r\"\xb7\x01\n\x0cMatchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x12\n\nattachment\x18\x02 \x01(\x04\x12\x13\n\x0bpage_hashes\x18\x03 \x01(\x0c\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x11\n\tnum_slots\x18\x05 \x01(\r\x12\x1d\n\x10most_pages_ahead\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nfetch_from\x18\x07 \x01(\tB\x13\n\x11_most_pages_ahead\"\\\n\rMatchResponse\x12\x18\n\x10matched_page_ids\x18\x01 \x03(\r\x12\x10\n\x08page_ids\x18\x02 \x03(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x10\n\x08match_id\x18\x04 \x01(\x04\"O\n\tPageChain\x12\x10\n\x08page_ids\x18\x01 \x03(\r\x12\x13\n\x0bpage_hashes\x18\x02 \x01(\x0c\x12\x1b\n\x13\x65\x61rlier_page_hashes\x18\x03 \x01(\x0c\"V\n\x0bSealRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x12\n\nattachment\x18\x02 \x01(\x04\x12!\n\x05\x63hain\x18\x03 \x01(\x0b\x32\x12.weir.v1.PageChain\"\x0e\n\x0cSealResponse\"\x8e\x01\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x10\n\x08page_ids\x18\x02 \x03(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x12\n\nattachment\x18\x04 \x01(\x04\x12\"\n\x06\x63hains\x18\x05 \x03(\x0b\x32\x12.weir.v1.PageChain\x12\x11\n\tmatch_ids\x18\x06 \x03(\x04\"\x11\n\x0fReleaseResponse\"\xa6\x01\n\x0eHandOffRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x07\x61ttempt\x18\x04 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x14\n\x0cto_worker_id\x18\x05 \x01(\t\x12\x12\n\nattachment\x18\x06 \x01(\x04\x12\x13\n\x0bpage_hashes\x18\x07 \x01(\x0c\">\n\x0fHandOffResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x18\n\x10num_bytes_copied\x18\x02 \x01(\x04\x32\xed\x02\n\x05\x41rena\x12=\n\x06\x41ttach\x12\x16.weir.v1.AttachRequest\x1a\x17.weir.v1.AttachResponse(\x01\x30\x01\x12<\n\x07\x41\x63quire\x12\x17.weir.v1.AcquireRequest\x1a\x18.weir.v1.AcquireResponse\x12\x36\n\x05Match\x12\x15.weir.v1.MatchRequest\x1a\x16.weir.v1.MatchResponse\x12\x33\n\x04Seal\x12\x14.weir.v1.SealRequest\x1a\x15.weir.v1.SealResponse\x12<\n\x07Release\x12\x17.weir.v1.ReleaseRequest\x1a\x18.weir.v1.ReleaseResponse\x12<\n\x07HandOff\x12\x17.weir.v1.HandOffRequest\x1a\x18.weir.v1.HandOffResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/arena.proto\x12\x07weir.v1\x1a\x13weir/v1/types.proto\"\x8d\x01\n\rAttachRequest\x12%\n\x08register\x18\x01 \x01(\x0b\x32\x11.weir.v1.RegisterH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.weir.v1.HeartbeatH\x00\x12!\n\x06\x64\x65tach\x18\x03 \x01(\x0b\x32\x0f.weir.v1.DetachH\x00\x42\t\n\x07message\"\xea\x01\n\x08Register\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x17\n\x0fpid_start_ticks\x18\x03 \x01(\x04\x12\x12\n\npage_bytes\x18\x04 \x01(\x04\x12\x10\n\x08lease_id\x18\x05 \x01(\r\x12\x0c\n\x04role\x18\x06 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\x12\x15\n\rheld_page_ids\x18\x08 \x03(\r\x12\x12\n\nheld_slots\x18\t \x03(\r\x12\x19\n\x11handing_off_slots\x18\n \x03(\r\x12\x15\n\rpid_namespace\x18\x0b \x01(\x04\" \n\tHeartbeat\x12\x13\n\x0bis_draining\x18\x01 \x01(\x08\"\x08\n\x06\x44\x65tach\"}\n\x0e\x41ttachResponse\x12%\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x11.weir.v1.AttachedH\x00\x12\x39\n\x13sequence_handed_off\x18\x02 \x01(\x0b\x32\x1a.weir.v1.SequenceHandedOffH\x00\x42\t\n\x07message\"\x98\x02\n\x08\x41ttached\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x14\n\x0csegment_path\x18\x02 \x01(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x03 \x01(\r\x12\x14\n\x0clease_ttl_ms\x18\x04 \x01(\r\x12\x38\n\x14handed_off_sequences\x18\x05 \x03(\x0b\x32\x1a.weir.v1.SequenceHandedOff\x12\x12\n\nattachment\x18\x06 \x01(\x04\x12\x16\n\x0ekeeps_prefixes\x18\x07 \x01(\x08\x12\x16\n\x0eprefix_wait_ms\x18\x08 \x01(\r\x12\x1a\n\x12memory_socket_path\x18\t \x01(\t\x12\x15\n\rpages_address\x18\n \x01(\t\"q\n\x11SequenceHandedOff\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x17\n\x0fslot_generation\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x07\x61ttempt\x18\x04 \x01(\x0b\x32\x10.weir.v1.Attempt\"\\\n\x0e\x41\x63quireRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x11\n\tnum_pages\x18\x02 \x01(\r\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12\x12\n\nattachment\x18\x04 \x01(\x04\"2\n\x0f\x41\x63quireResponse\x12\x10\n\x08page_ids\x18\x01 \x03(\r\x12\r\n\x05slots\x18\x02 \x03(\r\"\xb7\x01\n\x0cMatchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x12\n\nattachment\x18\x02 \x01(\x04\x12\x13\n\x0bpage_hashes\x18\x03 \x01(\x0c\x12\x11\n\tnum_pages\x18\x04 \x01(\r\x12\x11\n\tnum_slots\x18\x05 \x01(\r\x12\x1d\n\x10most_pages_ahead\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nfetch_from\x18\x07 \x01(\tB\x13\n\x11_most_pages_ahead\"\\\n\rMatchResponse\x12\x18\n\x10matched_page_ids\x18\x01 \x03(\r\x12\x10\n\x08page_ids\x18\x02 \x03(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x10\n\x08match_id\x18\x04 \x01(\x04\"O\n\tPageChain\x12\x10\n\x08page_ids\x18\x01 \x03(\r\x12\x13\n\x0bpage_hashes\x18\x02 \x01(\x0c\x12\x1b\n\x13\x65\x61rlier_page_hashes\x18\x03 \x01(\x0c\"V\n\x0bSealRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x12\n\nattachment\x18\x02 \x01(\x04\x12!\n\x05\x63hain\x18\x03 \x01(\x0b\x32\x12.weir.v1.PageChain\"\x0e\n\x0cSealResponse\"\x8e\x01\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x10\n\x08page_ids\x18\x02 \x03(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x12\n\nattachment\x18\x04 \x01(\x04\x12\"\n\x06\x63hains\x18\x05 \x03(\x0b\x32\x12.weir.v1.PageChain\x12\x11\n\tmatch_ids\x18\x06 \x03(\x04\"\x11\n\x0fReleaseResponse\"\xa6\x01\n\x0eHandOffRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\r\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x07\x61ttempt\x18\x04 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x14\n\x0cto_worker_id\x18\x05 \x01(\t\x12\x12\n\nattachment\x18\x06 \x01(\x04\x12\x13\n\x0bpage_hashes\x18\x07 \x01(\x0c\">\n\x0fHandOffResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x18\n\x10num_bytes_copied\x18\x02 \x01(\x04\x32\xed\x02\n\x05\x41rena\x12=\n\x06\x41ttach\x12\x16.weir.v1.AttachRequest\x1a\x17.weir.v1.AttachResponse(\x01\x30\x01\x12<\n\x07\x41\x63quire\x12\x17.weir.v1.AcquireRequest\x1a\x18.weir.v1.AcquireResponse\x12\x36\n\x05Match\x12\x15.weir.v1.MatchRequest\x1a\x16.weir.v1.MatchResponse\x12\x33\n\x04Seal\x12\x14.weir.v1.SealRequest\x1a\x15.weir.v1.SealResponse\x12<\n\x07Release\x12\x17.weir.v1.ReleaseRequest\x1a\x18.weir.v1.ReleaseResponse\x12<\n\x07HandOff\x12\x17.weir.v1.HandOffRequest\x1a\x18.weir.v1.HandOffResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,31 +43,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHRESPONSE']._serialized_start=478
   _globals['_ATTACHRESPONSE']._serialized_end=603
   _globals['_ATTACHED']._serialized_start=606
-  _globals['_ATTACHED']._serialized_end=863
-  _globals['_SEQUENCEHANDEDOFF']._serialized_start=865
-  _globals['_SEQUENCEHANDEDOFF']._serialized_end=978
-  _globals['_ACQUIREREQUEST']._serialized_start=980
-  _globals['_ACQUIREREQUEST']._serialized_end=1072
-  _globals['_ACQUIRERESPONSE']._serialized_start=1074
-  _globals['_ACQUIRERESPONSE']._serialized_end=1124
-  _globals['_MATCHREQUEST']._serialized_start=1127
-  _globals['_MATCHREQUEST']._serialized_end=1310
-  _globals['_MATCHRESPONSE']._serialized_start=1312
-  _globals['_MATCHRESPONSE']._serialized_end=1404
-  _globals['_PAGECHAIN']._serialized_start=1406
-  _globals['_PAGECHAIN']._serialized_end=1485
-  _globals['_SEALREQUEST']._serialized_start=1487
-  _globals['_SEALREQUEST']._serialized_end=1573
-  _globals['_SEALRESPONSE']._serialized_start=1575
-  _globals['_SEALRESPONSE']._serialized_end=1589
-  _globals['_RELEASEREQUEST']._serialized_start=1592
-  _globals['_RELEASEREQUEST']._serialized_end=1734
-  _globals['_RELEASERESPONSE']._serialized_start=1736
-  _globals['_RELEASERESPONSE']._serialized_end=1753
-  _globals['_HANDOFFREQUEST']._serialized_start=1756
-  _globals['_HANDOFFREQUEST']._serialized_end=1922
-  _globals['_HANDOFFRESPONSE']._serialized_start=1924
-  _globals['_HANDOFFRESPONSE']._serialized_end=1986
-  _globals['_ARENA']._serialized_start=1989
-  _globals['_ARENA']._serialized_end=2354
+  _globals['_ATTACHED']._serialized_end=886
+  _globals['_SEQUENCEHANDEDOFF']._serialized_start=888
+  _globals['_SEQUENCEHANDEDOFF']._serialized_end=1001
+  _globals['_ACQUIREREQUEST']._serialized_start=1003
+  _globals['_ACQUIREREQUEST']._serialized_end=1095
+  _globals['_ACQUIRERESPONSE']._serialized_start=1097
+  _globals['_ACQUIRERESPONSE']._serialized_end=1147
+  _globals['_MATCHREQUEST']._serialized_start=1150
+  _globals['_MATCHREQUEST']._serialized_end=1333
+  _globals['_MATCHRESPONSE']._serialized_start=1335
+  _globals['_MATCHRESPONSE']._serialized_end=1427
+  _globals['_PAGECHAIN']._serialized_start=1429
+  _globals['_PAGECHAIN']._serialized_end=1508
+  _globals['_SEALREQUEST']._serialized_start=1510
+  _globals['_SEALREQUEST']._serialized_end=1596
+  _globals['_SEALRESPONSE']._serialized_start=1598
+  _globals['_SEALRESPONSE']._serialized_end=1612
+  _globals['_RELEASEREQUEST']._serialized_start=1615
+  _globals['_RELEASEREQUEST']._serialized_end=1757
+  _globals['_RELEASERESPONSE']._serialized_start=1759
+  _globals['_RELEASERESPONSE']._serialized_end=1776
+  _globals['_HANDOFFREQUEST']._serialized_start=1779
+  _globals['_HANDOFFREQUEST']._serialized_end=1945
+  _globals['_HANDOFFRESPONSE']._serialized_start=1947
+  _globals['_HANDOFFRESPONSE']._serialized_end=2009
+  _globals['_ARENA']._serialized_start=2012
+  _globals['_ARENA']._serialized_end=2377
 # @@protoc_insertion_point(module_scope)

@@ -218,6 +218,7 @@ class Attached(_message.Message):
     KEEPS_PREFIXES_FIELD_NUMBER: _builtins.int
     PREFIX_WAIT_MS_FIELD_NUMBER: _builtins.int
     MEMORY_SOCKET_PATH_FIELD_NUMBER: _builtins.int
+    PAGES_ADDRESS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """The lease."""
     segment_path: _builtins.str
@@ -234,6 +235,8 @@ class Attached(_message.Message):
     """A Match waits no longer than this."""
     memory_socket_path: _builtins.str
     """Path of the Unix socket that hands out the memory of the pages as a descriptor. Empty: they are in the segment."""
+    pages_address: _builtins.str
+    """HOST:PORT at which other hosts get pages of this arena. Empty: nowhere."""
     @_builtins.property
     def handed_off_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceHandedOff]:
         """The sequences that came to the lease by hand-off or adoption and that the worker does not name as held."""
@@ -250,10 +253,11 @@ class Attached(_message.Message):
         keeps_prefixes: _builtins.bool = ...,
         prefix_wait_ms: _builtins.int = ...,
         memory_socket_path: _builtins.str = ...,
+        pages_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "handed_off_sequences", b"handed_off_sequences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "keeps_prefixes", b"keeps_prefixes", "lease_id", b"lease_id", "lease_ttl_ms", b"lease_ttl_ms", "memory_socket_path", b"memory_socket_path", "prefix_wait_ms", b"prefix_wait_ms", "segment_path", b"segment_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment", b"attachment", "handed_off_sequences", b"handed_off_sequences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "keeps_prefixes", b"keeps_prefixes", "lease_id", b"lease_id", "lease_ttl_ms", b"lease_ttl_ms", "memory_socket_path", b"memory_socket_path", "pages_address", b"pages_address", "prefix_wait_ms", b"prefix_wait_ms", "segment_path", b"segment_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

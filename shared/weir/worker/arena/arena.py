@@ -26,12 +26,20 @@ class Arena(Protocol):
     @property
     def keeps_prefixes(self) -> bool: ...
 
+    @property
+    def pages_address(self) -> str: ...
+
     async def start(self) -> None: ...
 
     def set_draining(self, *, is_draining: bool) -> None: ...
 
     async def match(
-        self, hashes: Sequence[bytes], num_pages: int, num_slots: int, most_pages_ahead: int | None = None
+        self,
+        hashes: Sequence[bytes],
+        num_pages: int,
+        num_slots: int,
+        most_pages_ahead: int | None = None,
+        fetch_from: str = "",
     ) -> PrefixMatch: ...
 
     async def seal(self, chain: PageChain) -> None: ...

@@ -132,7 +132,7 @@ class Prefixes:
     async def _match(self, key: SequenceKey, arrival: Arrival) -> None:
         token_ids = (*arrival.params.prompt_token_ids, *arrival.output_token_ids)
         hashes = await hash_pages(token_ids, arrival.params.prefix_seed)
-        match = await self._try_match(hashes, num_pages_for(len(token_ids)))
+        match = await self._try_match(hashes, num_pages_for(len(token_ids)), arrival.prefix_source)
         if self._matching.get(key) is not arrival:
             if match is not None:
                 await self._give_back(match)
@@ -153,10 +153,10 @@ class Prefixes:
         )
         self._post(AddSequence(matched))
 
-    async def _try_match(self, hashes: tuple[bytes, ...], num_pages: int) -> PrefixMatch | None:
+    async def _try_match(self, hashes: tuple[bytes, ...], num_pages: int, fetch_from: str) -> PrefixMatch | None:
         """None: the arena does not answer. The prompt is computed as if nothing were cached."""
         try:
-            return await self._arena.match(hashes, num_pages, 1, self._most_pages_ahead)
+            return await self._arena.match(hashes, num_pages, 1, self._most_pages_ahead, fetch_from)
         except WeirError as error:
             self._num_failures += 1
             _log.warning("a prompt's prefix was not looked up: %s", error)

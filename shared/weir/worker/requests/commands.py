@@ -21,6 +21,7 @@ from weir.worker.requests.request_tables import Resume
 
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_ADDRESS_CHARS = 300
 _MAX_KEEP_MS = 3_600_000
 _MAX_NEXT_INDEX = 2**31 - 1
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -74,7 +75,7 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) ->
         decode_worker_id=start.decode_worker_id,
         keep_ms=start.keep_ms,
     )
-    return Arrival(params, output_token_ids=tuple(start.output_token_ids))
+    return Arrival(params, output_token_ids=tuple(start.output_token_ids), prefix_source=start.prefix_source)
 
 
 def _problems(start: worker_pb2.Start, model: ModelSpec) -> list[tuple[str, str]]:
@@ -103,6 +104,9 @@ def _problems(start: worker_pb2.Start, model: ModelSpec) -> list[tuple[str, str]
         checks.append(("scheduling.predicted_output_tokens", f"{predicted}: must be finite and at least 0"))
     if not _NAME.fullmatch(start.decode_worker_id):
         checks.append(("decode_worker_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -"))
+    if len(start.prefix_source) > _MAX_ADDRESS_CHARS:
+        problem = f"{len(start.prefix_source)} characters: allowed are 0 to {_MAX_ADDRESS_CHARS}"
+        checks.append(("prefix_source", problem))
     sampling = [(f"sampling.{name}", problem) for name, problem in sampling_problems(start.sampling)]
     return [check for check in checks if check is not None] + sampling
 
