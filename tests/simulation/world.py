@@ -361,21 +361,26 @@ def _logged_by(watch: logging.Handler) -> Iterator[None]:
 def run_seed(plan: Plan) -> Result:
     """One world from start to end. Leaves nothing behind."""
     folder = Path(tempfile.mkdtemp(prefix="weir-simulation-", dir="/dev/shm"))
-    gc.collect()
+    _collect_quietly()
     gc.freeze()
     gc.disable()  # no `finally` runs because of when a collection happens to come
     try:
-        result = _run_in(plan, folder)
-        with (
-            mock.patch.object(sys, "unraisablehook"),
-            _logged_by(logging.NullHandler()),
-            warnings.catch_warnings(action="ignore"),
-        ):
-            gc.collect()  # what never ended: its `finally` finds a loop that does nothing
-        return result
+        return _run_in(plan, folder)
     finally:
+        gc.unfreeze()
+        _collect_quietly()
         shutil.rmtree(folder, ignore_errors=True)
         gc.enable()
+
+
+def _collect_quietly() -> None:
+    """What never ended: its `finally` finds a loop that does nothing."""
+    with (
+        mock.patch.object(sys, "unraisablehook"),
+        _logged_by(logging.NullHandler()),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        gc.collect()
 
 
 def _run_in(plan: Plan, folder: Path) -> Result:
