@@ -44,12 +44,15 @@ def check_arena(place: "Place") -> None:
 
 def try_find_unrest(world: "World") -> str:
     """What keeps the stack from being idle. Empty: nothing does."""
-    return next((unrest for place in world.places if (unrest := _unrest_of(place))), "")
+    unrest = next((unrest for place in world.places if (unrest := _unrest_of(place))), "")
+    return unrest or ("" if any(map(_leads, world.places)) else "no scheduler leads")
 
 
+_LEADER_IDLE = ("queued", "granted")
+"""A standby has no such figures."""
 _IDLE = {
+    "transfer": (),
     "gateway": ("requests_open", "worker_subscriptions"),
-    "scheduler": ("queued", "granted"),
     "prefill": ("num_live", "num_running", "num_waiting"),
     "decode": ("num_live", "num_running", "num_waiting"),
 }
@@ -68,5 +71,12 @@ def _unrest_of(place: "Place") -> str:
         num_pages, num_slots = metrics["free_pages"] + metrics["cached_pages"], metrics["free_slots"]
         if (num_pages, num_slots) != (geometry.num_pages, geometry.num_slots):
             return f"P3: {place.name} has {num_pages:g} of {geometry.num_pages} pages and {num_slots:g} slots"
-    busy = [f"{name} {metrics[name]:g}" for name in _IDLE.get(place.role, ()) if metrics.get(name)]
+    names = (_LEADER_IDLE if metrics["is_leader"] else ()) if place.role == "scheduler" else _IDLE[place.role]
+    busy = [f"{name} {metrics[name]:g}" for name in names if metrics[name]]
     return f"{place.name} has {', '.join(busy)}" if busy else ""
+
+
+def _leads(place: "Place") -> bool:
+    if place.role != "scheduler" or place.process is None or place.component is None:
+        return False
+    return bool(place.process.context.copy().run(place.component.describe).metrics["is_leader"])
