@@ -189,7 +189,12 @@ class Network:
 
     @property
     def connections(self) -> list[Connection]:
-        return list(self._connections)
+        """Those that something could still happen to."""
+        return [
+            one
+            for one in self._connections
+            if not one.to_server.is_cut and not any(process.is_dead for process in one.processes)
+        ]
 
     def end_process(self, process: SimProcess) -> None:
         """Its kernel closes what it had open. What it had sent before arrives."""
