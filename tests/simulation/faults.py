@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.clients import BrokenPromise
 from tests.simulation.loop import SimProcess
 from tests.simulation.roles import ROLES, Place
 from weir.bus.messages import SetDrain, SetRole
@@ -190,8 +191,8 @@ async def _change_role(world: "World") -> bool:
         await asyncio.sleep(_TRY_AGAIN_S)
         described = component.describe()
         if process.is_dead or (described.role == place.role and not described.metrics["is_changing_role"]):
-            break
-    return True
+            return True
+    raise BrokenPromise(f"liveness: {place.name} did not take its role back")
 
 
 def _try_draw_worker(world: "World") -> tuple[Place, SimProcess, WorkerProcess] | None:
