@@ -24,7 +24,7 @@ _HONEST = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
-"""What a request may fail with amid faults, whatever it is."""
+"""What a request may fail with once something went wrong, whatever it is."""
 _MAX_TRIES = 12
 
 
@@ -50,7 +50,7 @@ class RequestSpec:
     """Before each read."""
     deadline_s: float | None = None
     is_probe: bool = False
-    """Sent once all is well again: it must finish."""
+    """Sent once, when all is well again: it must finish."""
 
 
 @dataclass
@@ -148,11 +148,11 @@ class Client:
         allowed = is_honest or (spec.deadline_s is not None and is_late) or (spec.reads_slowly_s and is_late)
         if not allowed:
             raise BrokenPromise(f"{spec.name} failed with {code.name}: {error.details()}")
-        may_again = (spec.key or spec.is_probe) and is_honest and outcome.num_calls < _MAX_TRIES
+        if spec.is_probe:
+            raise BrokenPromise(f"liveness: {spec.name} failed when all was well: {code.name} {error.details()}")
+        may_again = spec.key and is_honest and outcome.num_calls < _MAX_TRIES
         if not may_again:
             outcome.end = code.name
-            if spec.is_probe:
-                raise BrokenPromise(f"liveness: {spec.name} failed when all was well: {code.name} {error.details()}")
             return
         self._world.note(f"{spec.name}: {code.name} ({error.details()}); again from {len(outcome.tokens)}")
         await asyncio.sleep(min(2.0, 0.1 * 2**outcome.num_calls))

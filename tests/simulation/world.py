@@ -236,7 +236,11 @@ class World(Killer):
         self.note("all faults have ended")
         self._heal()
         await self._wait_for(clients, _ENDS_WITHIN_S)
+        await self._come_to_rest()
         await self._probe()
+        await self._come_to_rest()
+
+    async def _come_to_rest(self) -> None:
         await self._until(lambda: try_find_unrest(self), _IDLE_WITHIN_S, "it does not come to rest")
 
     def _heal(self) -> None:
@@ -246,7 +250,7 @@ class World(Killer):
             process.dies_at_write = None
 
     async def _probe(self) -> None:
-        """Liveness: once all is well, what is asked is answered."""
+        """Liveness: once all is well, what is asked is answered, at the first try."""
         shape = random.Random(self.rng.getrandbits(64))
         now_s = 0.0
         specs = draw_specs(shape, 2, now_s, 1, frozenset())
