@@ -143,7 +143,7 @@ class Client:
 
     async def _consider(self, error: grpc.aio.AioRpcError) -> None:
         spec, outcome, code = self.outcome.spec, self.outcome, error.code()
-        is_honest = code in _HONEST
+        is_honest = code in _HONEST and self._world.may_fail
         is_late = code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
         allowed = is_honest or (spec.deadline_s is not None and is_late) or (spec.reads_slowly_s and is_late)
         if not allowed:
