@@ -14,7 +14,7 @@ import grpc.aio
 import numpy as np
 
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
-from weir.core.life import FinishReason
+from weir.core.life import FinishReason, Phase
 from weir.engine.batching.batcher import Batcher
 from weir.kv.arena.ownership import NotOwned, OwnershipTable
 from weir.kv.messages import HandOffReceipt
@@ -24,7 +24,9 @@ from weir.rpc.arena.client import ArenaClient
 from weir.rpc.arena.lease_stream import LeaseStream
 from weir.scheduling.gateways import Gateways
 from weir_gateway.driving.driver import Driver
+from weir_gateway.driving.scheduler_port import refusal_error
 from weir_gateway.requests.output import Output
+from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.token_order import TokenOrder
 from weir_transfer.core import ArenaCore
 from weir_transfer.fence import Fence
@@ -137,8 +139,25 @@ async def _submit_and_wait(self: Driver, state: Any, span: Any) -> None:
     state.submit()
     with span.child("submit") as context:
         reply = await self._port.submit(state, context)
-    assert reply.queued, reply
-    state.queue()
+    if reply.queued:
+        state.queue()
+    else:
+        state.refuse(refusal_error(state.checked, reply.reason, reply.message, reply.retry_after_ms, reply.bound))
+
+
+def _queue_again(self: RequestState) -> None:
+    self.is_admitted = True
+    if self.phase is not Phase.QUEUED:
+        self._enter(Phase.QUEUED)
+
+
+@contextmanager
+def _replies_first() -> Iterator[None]:
+    with (
+        mock.patch.object(Driver, "_submit", _submit_and_wait),
+        mock.patch.object(RequestState, "queue", _queue_again),
+    ):
+        yield
 
 
 def _end_lease_unfenced(self: Fence, lease_id: int) -> None:
@@ -171,7 +190,7 @@ MUTANTS = {
         _replaced(SequenceRecord, "end", _end_with_pages), "is in the block table of slot"
     ),
     "a grant that overtakes its reply is not seen": Mutant(
-        _replaced(Driver, "_submit", _submit_and_wait), "is not in the diagram"
+        _replies_first, "queued -> prefilling is not in the diagram"
     ),
     "calls of an ended attachment count": Mutant(
         _replaced(LeaseKeeper, "check_attached", lambda *_: None), "is leased to a lease that does not live"
