@@ -16,7 +16,7 @@ from weir.testing.runner import reference_tokens
 
 _NUM_PROCESSES = min(2, os.cpu_count() or 1)
 _LEAST_SEEDS = 500
-_SECONDS = 130.0
+_SECONDS = 100.0
 """Not much more than the least takes on two cores that have nothing else to do."""
 _LEAST_REQUESTS, _LEAST_EVENTS, _LEAST_FAULTS = 8, 200, 3
 """Of a world. Faults that struck; lost messages and answers are not among them."""
