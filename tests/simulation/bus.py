@@ -35,14 +35,6 @@ _NOBODY = SimProcess("nats", 0)
 """In whose context the server does what it does."""
 
 
-class _Now:
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-
-    def now_s(self) -> float:
-        return self._loop.time()
-
-
 class SimHub:
     """The server. What it holds is its own; each client's connection may be away for itself."""
 
@@ -289,7 +281,7 @@ class SimBus:
     ) -> "SimBucket":
         loop = self._hub.loop
         state, watches = await self.ask_server(
-            lambda: self._hub.bucket(name, lambda: BucketState(_Now(loop), ttl_s, durable, max_bytes, max_entries))
+            lambda: self._hub.bucket(name, lambda: BucketState(loop, ttl_s, durable, max_bytes, max_entries))
         )
         return SimBucket(self, state, watches)
 

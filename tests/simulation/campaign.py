@@ -3,18 +3,19 @@
 import itertools
 import multiprocessing
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from tests.simulation.faults import CLIENT_KINDS, FAULTS, RATE_KINDS
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.plan import Plan, Result
-from tests.simulation.world import run_seed
+from tests.simulation.run import run_seed
 
 _WORLDS_AT_A_TIME = 5
 _LAST_LINES = 120
@@ -30,20 +31,20 @@ def run_seeds(
 ) -> Iterator[Result]:
     """In processes of their own, in which hashes are fixed; in the order in which they end. No new ones are begun once
     `until` holds. `mutant`: with this defect (`tests.simulation.mutants`)."""
-    return _run_plans((Plan(seed) for seed in seeds), num_processes, until, mutant)
+    return _run_plans((Plan(seed, mutant=mutant) for seed in seeds), num_processes, until)
 
 
-def run_cuts(seed: int, roles: Sequence[str], num_processes: int) -> Iterator[tuple[str, Result]]:
+def run_cuts(seed: int, roles: Sequence[str], num_processes: int) -> Iterator[Result]:
     """A small world for each write into the segment that the first process of each role makes where it does not die."""
     (undisturbed,) = _run_plans(iter([Plan(seed, cut=("", 0))]), 1)
+    assert not undisturbed.broken, tell(undisturbed)
+    assert undisturbed.ends.keys() == {"FINISHED"}, undisturbed.ends
     cuts = [(role, write) for role in roles for write in range(1, undisturbed.num_writes[role] + 1)]
-    plans = (Plan(seed, cut=cut) for cut in cuts)
-    for result in _run_plans(plans, num_processes):
-        yield result.cut_role, result
+    yield from _run_plans((Plan(seed, cut=cut) for cut in cuts), num_processes)
 
 
 def _run_plans(
-    plans: Iterator[Plan], num_processes: int, until: Callable[[], bool] = lambda: False, mutant: str = ""
+    plans: Iterator[Plan], num_processes: int, until: Callable[[], bool] = lambda: False
 ) -> Iterator[Result]:
     with _hashes_fixed():
         pool = ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"))
@@ -54,7 +55,7 @@ def _run_plans(
                     some = list(itertools.islice(plans, _WORLDS_AT_A_TIME))
                     if not some:
                         break
-                    running.add(pool.submit(_run_all, some, mutant))
+                    running.add(pool.submit(_run_all, some))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -70,18 +71,14 @@ def run_for(seeds: Sequence[int], num_processes: int, seconds: float) -> Iterato
     return run_seeds(seeds, num_processes, lambda: time.monotonic() > ends_at_s)
 
 
-def _run_all(plans: Sequence[Plan], mutant: str) -> list[Result]:
-    with _mutated(mutant):
-        return [run_seed(plan) for plan in plans]
+def _run_all(plans: Sequence[Plan]) -> list[Result]:
+    return [run_plan(plan) for plan in plans]
 
 
-@contextmanager
-def _mutated(mutant: str) -> Iterator[None]:
-    if not mutant:
-        yield
-        return
-    with MUTANTS[mutant]():
-        yield
+def run_plan(plan: Plan) -> Result:
+    """Its world, with its defect. The same one again needs `can_replay`."""
+    with MUTANTS[plan.mutant].put_in() if plan.mutant else nullcontext():
+        return run_seed(plan)
 
 
 @contextmanager
@@ -97,31 +94,43 @@ def _hashes_fixed() -> Iterator[None]:
             os.environ["PYTHONHASHSEED"] = before
 
 
-def try_find(mutant: str, first: int, max_seeds: int, num_processes: int) -> tuple[int, str] | None:
-    """How many seeds it took to find the defect, and what was broken."""
-    seeds = range(first, first + max_seeds)
-    for number, result in enumerate(run_seeds(seeds, num_processes, mutant=mutant), 1):
-        if result.broken:
-            return number, result.broken
+def try_find(mutant: str, first: int, max_worlds: int, num_processes: int) -> tuple[int, str] | None:
+    """How many worlds it took until one showed the defect, and what was broken."""
+    numbers, defect = range(first, first + max_worlds), MUTANTS[mutant]
+    plans = (
+        Plan(number, cut=(defect.cut_role, number) if defect.cut_role else None, mutant=mutant) for number in numbers
+    )
+    for num_worlds, result in enumerate(_run_plans(plans, num_processes), 1):
+        if defect.shown_by in result.broken:
+            return num_worlds, result.broken
     return None
 
 
 def tell(result: Result) -> str:
-    """The story of a seed."""
+    """The story of a world."""
+    plan = result.plan
+    again = [f"--replay {plan.seed}"]
+    if plan.cut is not None:
+        again.append(f"--cut {plan.cut[0]}:{plan.cut[1]}")
+    if plan.mutant:
+        again.append(f"--mutant {shlex.quote(plan.mutant)}")
+    if plan.mix is not None:
+        again.append("--shrink")
     lines = [
-        f"seed {result.seed} at commit {_commit()}: {result.broken or 'every promise was kept'}",
+        f"seed {plan.seed} at commit {_commit()}: {result.broken or 'every promise was kept'}",
         f"  what could go wrong: {', '.join(result.mix)}",
         f"  {result.num_requests} requests, {result.num_events} events, {result.num_faults} faults, "
         f"{result.virtual_s:.1f} s; ends: {result.ends}",
+        f"  what went wrong: {', '.join(f'{kind} {count}' for kind, count in sorted(result.struck.items()))}",
         *(f"  {line}" for line in result.story[-_LAST_LINES:]),
-        f"  again: python -m tests.simulation --replay {result.seed}",
+        f"  again: python -m tests.simulation {' '.join(again)}",
     ]
     return "\n".join(lines)
 
 
 def shrink(plan: Plan) -> tuple[Plan, Result]:
     """Leaves kinds of faults out, then requests, as long as a promise is still broken. Needs `can_replay`."""
-    result = run_seed(plan)
+    result = run_plan(plan)
     kinds = [kind for kind in sorted((*FAULTS, *CLIENT_KINDS, *RATE_KINDS)) if kind in result.mix]
     plan = replace(plan, mix=frozenset(kinds))
     for kind in kinds:
@@ -136,7 +145,7 @@ def shrink(plan: Plan) -> tuple[Plan, Result]:
 
 
 def _smaller_if_broken(plan: Plan, result: Result, smaller: Plan) -> tuple[Plan, Result]:
-    tried = run_seed(smaller)
+    tried = run_plan(smaller)
     return (smaller, tried) if tried.broken else (plan, result)
 
 

@@ -1,10 +1,14 @@
 """The promises that hold of the stack itself: P3 all along, no defect in the log, and what must be so at the end."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.simulation.clients import BrokenPromise
 from tests.simulation.loop import PROCESS
+from weir.wire.v1 import admin_pb2
+from weir_scheduler.component import SchedulerComponent
 
 if TYPE_CHECKING:
     from tests.simulation.roles import Place
@@ -29,7 +33,22 @@ class LogWatch(logging.Handler):
             return
         self._world.note_log(process, record)
         if record.levelno >= logging.ERROR and not any(text in record.msg for text in _EXPECTED_ERRORS):
-            self._world.fail(f"{process} logged {record.levelname}: {record.getMessage()}", record.exc_info)
+            error = record.exc_info[1] if record.exc_info else None
+            why = f": {error!r}" if error is not None else ""
+            self._world.fail(f"{process} logged {record.levelname}: {record.getMessage()}{why}", record.exc_info)
+
+
+@contextmanager
+def logged_by(watch: logging.Handler) -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    root.handlers[:] = [watch]
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def check_arena(place: "Place") -> None:
@@ -44,12 +63,15 @@ def check_arena(place: "Place") -> None:
 
 def try_find_unrest(world: "World") -> str:
     """What keeps the stack from being idle. Empty: nothing does."""
-    return next((unrest for place in world.places if (unrest := _unrest_of(place))), "")
+    unrest = next((unrest for place in world.places if (unrest := _unrest_of(place))), "")
+    return unrest or _strangers_to_leader(world)
 
 
+_LEADER_IDLE = ("queued", "granted")
+"""A standby has no such figures."""
 _IDLE = {
+    "transfer": (),
     "gateway": ("requests_open", "worker_subscriptions"),
-    "scheduler": ("queued", "granted"),
     "prefill": ("num_live", "num_running", "num_waiting"),
     "decode": ("num_live", "num_running", "num_waiting"),
 }
@@ -58,6 +80,8 @@ _IDLE = {
 def _unrest_of(place: "Place") -> str:
     if place.process is None or place.component is None or not place.is_ready:
         return f"{place.name} is not ready"
+    if place.ask_to_end is None:
+        return f"{place.name} is about to end"
     described = place.process.context.copy().run(place.component.describe)
     errors = place.process.context.copy().run(lambda: described.integrity_errors)
     if errors:
@@ -68,5 +92,33 @@ def _unrest_of(place: "Place") -> str:
         num_pages, num_slots = metrics["free_pages"] + metrics["cached_pages"], metrics["free_slots"]
         if (num_pages, num_slots) != (geometry.num_pages, geometry.num_slots):
             return f"P3: {place.name} has {num_pages:g} of {geometry.num_pages} pages and {num_slots:g} slots"
-    busy = [f"{name} {metrics[name]:g}" for name in _IDLE.get(place.role, ()) if metrics.get(name)]
+    names = (_LEADER_IDLE if metrics["is_leader"] else ()) if place.role == "scheduler" else _IDLE[place.role]
+    busy = [f"{name} {metrics[name]:g}" for name in names if metrics[name]]
     return f"{place.name} has {', '.join(busy)}" if busy else ""
+
+
+def _strangers_to_leader(world: "World") -> str:
+    """Requests are refused where it does not know yet who serves, or still knows whom there is no more."""
+    leader = next(filter(_leads, world.places), None)
+    if leader is None or leader.process is None:
+        return "no scheduler leads"
+    admins = leader.process.context.copy().run(_component_of(leader).leader_admins)
+    known = [
+        f"{one.role} at {one.address}"
+        for one in admins.workers.list_workers().workers
+        if one.duty == admin_pb2.WORKER_DUTY_SERVING
+    ]
+    there = [f"{place.role} at {place.address}" for place in world.places if place.role in ("prefill", "decode")]
+    return "" if sorted(known) == sorted(there) else f"{leader.name} knows {sorted(known)}, there are {sorted(there)}"
+
+
+def _leads(place: "Place") -> bool:
+    if place.role != "scheduler" or place.process is None or place.component is None:
+        return False
+    return bool(place.process.context.copy().run(place.component.describe).metrics["is_leader"])
+
+
+def _component_of(scheduler: "Place") -> SchedulerComponent:
+    component = scheduler.component
+    assert isinstance(component, SchedulerComponent)
+    return component

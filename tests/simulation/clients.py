@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from tests.simulation.grpc_client import SimChannel
+from tests.simulation.loop import PROCESS
 from tests.unit.gateway.fake_model import EOS, VOCAB_SIZE
 from weir.core.sampling import SamplingParams
 from weir.rpc.conversions import sampling_to_pb
@@ -24,7 +25,7 @@ _HONEST = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
-"""What a request may fail with amid faults, whatever it is."""
+"""What a request may fail with once something went wrong, whatever it is."""
 _MAX_TRIES = 12
 
 
@@ -50,7 +51,7 @@ class RequestSpec:
     """Before each read."""
     deadline_s: float | None = None
     is_probe: bool = False
-    """Sent once all is well again: it must finish."""
+    """Sent once, when all is well again: it must finish."""
 
 
 @dataclass
@@ -143,16 +144,17 @@ class Client:
 
     async def _consider(self, error: grpc.aio.AioRpcError) -> None:
         spec, outcome, code = self.outcome.spec, self.outcome, error.code()
-        is_honest = code in _HONEST
+        is_honest = code in _HONEST and self._world.may_fail
         is_late = code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-        allowed = is_honest or (spec.deadline_s is not None and is_late) or (spec.reads_slowly_s and is_late)
+        seemed_silent = bool(spec.reads_slowly_s) or PROCESS.get() in self._world.network.unreached
+        allowed = is_honest or (is_late and (spec.deadline_s is not None or seemed_silent))
         if not allowed:
             raise BrokenPromise(f"{spec.name} failed with {code.name}: {error.details()}")
-        may_again = (spec.key or spec.is_probe) and is_honest and outcome.num_calls < _MAX_TRIES
+        if spec.is_probe:
+            raise BrokenPromise(f"liveness: {spec.name} failed when all was well: {code.name} {error.details()}")
+        may_again = spec.key and is_honest and outcome.num_calls < _MAX_TRIES
         if not may_again:
             outcome.end = code.name
-            if spec.is_probe:
-                raise BrokenPromise(f"liveness: {spec.name} failed when all was well: {code.name} {error.details()}")
             return
         self._world.note(f"{spec.name}: {code.name} ({error.details()}); again from {len(outcome.tokens)}")
         await asyncio.sleep(min(2.0, 0.1 * 2**outcome.num_calls))

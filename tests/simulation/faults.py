@@ -7,9 +7,10 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.clients import BrokenPromise
 from tests.simulation.loop import SimProcess
 from tests.simulation.roles import ROLES, Place
-from weir.bus.messages import SetDrain, SetRole
+from weir.bus.messages import SetDrain, SetRole, WorkerAnswer
 from weir.worker.process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
 _LONGEST_STOP_S = 5.0
 _MAX_TRIES = 600
 _TRY_AGAIN_S = 0.05
+_STRIKES_WITHIN_S = 5.0
+_WRITES_WITHIN_S = 1.0
 _ANSWER_S = 5.0
 _EPOCH = 1 << 40
 """Of whoever tells workers what to do: above that of every leader."""
 _Fault = Callable[["World"], Awaitable[bool]]
-"""False: there was nothing to strike."""
+"""False: it had no effect."""
 
 CLIENT_KINDS = ("client leaves", "client reads slowly", "deadline")
-RATE_KINDS = ("answers are lost", "messages are lost", "the network is slow", "the bus is slow")
+LOSSES = ("answers are lost", "messages are lost")
+RATE_KINDS = (*LOSSES, "the network is slow", "the bus is slow")
 
 
 def draw_mix(rng: random.Random) -> frozenset[str]:
@@ -36,6 +40,7 @@ def draw_mix(rng: random.Random) -> frozenset[str]:
 
 def set_rates(world: "World") -> None:
     mix, rng = world.mix, world.rng
+    world.may_fail = not mix.isdisjoint(RATE_KINDS)
     if "answers are lost" in mix:
         world.network.lost_answers = rng.choice((0.02, 0.1, 0.3))
     if "messages are lost" in mix:
@@ -60,11 +65,15 @@ async def strike(world: "World", num_faults: int, span_s: float) -> None:
 
 
 async def _strike_once(world: "World", kind: str) -> None:
-    for _ in range(_MAX_TRIES):
+    ends_at_s = world.loop.time() + _STRIKES_WITHIN_S
+    while world.loop.time() < ends_at_s:
         if await FAULTS[kind](world):
-            world.num_faults += 1
+            world.struck[kind] += kind not in _IN_WRITE
             return
         await asyncio.sleep(_TRY_AGAIN_S)
+    others = sorted(world.mix & FAULTS.keys() - set(_IN_WRITE))
+    if kind in _IN_WRITE and others:  # nobody writes any more
+        await _strike_once(world, world.rng.choice(others))
 
 
 def _crash(role: str) -> _Fault:
@@ -72,22 +81,34 @@ def _crash(role: str) -> _Fault:
         place = world.try_draw_place(role)
         if place is None or place.process is None:
             return False
-        world.note(f"{place.name} is killed")
+        world.begin_fault(f"{place.name} is killed")
         world.crash(place.process)
         return True
 
     return crash
 
 
+def death_in_write(name: str) -> str:
+    """The kind of fault that it is for the process of that name."""
+    return "transfer dies in a write" if name.startswith("transfer") else "worker dies in a write"
+
+
+_IN_WRITE = ("transfer dies in a write", "worker dies in a write")
+"""These count in the write."""
+
+
 def _crash_in_write(*roles: str) -> _Fault:
     async def crash(world: "World") -> bool:
         place = world.try_draw_place(*roles)
-        if place is None or place.process is None:
+        if place is None or place.process is None or place.process.dies_at_write is not None:
             return False
-        process = place.process
-        process.dies_at_write = process.num_writes + world.rng.randrange(1, 40)
-        world.note(f"{place.name} will die at write {process.dies_at_write} into the segment")
-        return True
+        process, ends_at_s = place.process, world.loop.time() + _WRITES_WITHIN_S
+        at_write = process.dies_at_write = process.num_writes + world.rng.randrange(1, 40)
+        world.note(f"{place.name} is to die at write {at_write} into the segment")
+        while not process.is_dead and world.loop.time() < ends_at_s:  # noqa: ASYNC110 - until it writes
+            await asyncio.sleep(_TRY_AGAIN_S)
+        process.dies_at_write = None
+        return process.num_writes >= at_write
 
     return crash
 
@@ -97,7 +118,7 @@ async def _stop(world: "World") -> bool:
     if place is None or place.process is None:
         return False
     process, seconds = place.process, world.rng.choice((0.05, 0.5, 1.5, 3.0, _LONGEST_STOP_S))
-    world.note(f"{place.name} is stopped for {seconds} s")
+    world.begin_fault(f"{place.name} is stopped for {seconds} s")
     world.stop(process)
     await asyncio.sleep(seconds)
     world.proceed(process)
@@ -108,6 +129,7 @@ async def _end_in_order(world: "World") -> bool:
     place = world.try_draw_place(*ROLES)
     if place is None or place.ask_to_end is None or place.process is None:
         return False
+    world.begin_fault(f"{place.name} is asked to end")
     place.process.context.copy().run(place.ask_to_end, "SIGTERM")
     return True
 
@@ -117,7 +139,7 @@ async def _cut(world: "World") -> bool:
     if not connections:
         return False
     connection = world.rng.choice(connections)
-    world.note(f"the connection of {connection.client} to {connection.server.process} is cut")
+    world.begin_fault(f"the connection of {connection.client} to {connection.server.process} is cut")
     connection.cut()
     return True
 
@@ -129,7 +151,7 @@ async def _block(world: "World") -> bool:
     client, server = world.rng.choice(pairs)
     ways = world.rng.choice((((client, server),), ((server, client),), ((client, server), (server, client))))
     seconds = world.rng.choice((0.1, 1.0, 4.0, 9.0))
-    world.note(f"no way for {seconds} s: {', '.join(f'{one} to {other}' for one, other in ways)}")
+    world.begin_fault(f"no way for {seconds} s: {', '.join(f'{one} to {other}' for one, other in ways)}")
     for way in ways:
         world.network.block(*way)
     await asyncio.sleep(seconds)
@@ -142,7 +164,7 @@ async def _bus_away(world: "World") -> bool:
     if not world.hub.is_up:
         return False
     seconds = world.rng.choice((0.1, 1.0, 3.0, 6.0))
-    world.note(f"NATS is away for {seconds} s")
+    world.begin_fault(f"NATS is away for {seconds} s")
     world.hub.stop()
     await asyncio.sleep(seconds)
     world.hub.start()
@@ -154,7 +176,7 @@ async def _bus_cut_off(world: "World") -> bool:
     if not buses:
         return False
     bus, seconds = world.rng.choice(buses), world.rng.choice((0.0, 0.5, 2.0, 5.0))
-    world.note(f"{bus.process} is cut off from NATS for {seconds} s")
+    world.begin_fault(f"{bus.process} is cut off from NATS for {seconds} s")
     bus.hold_off()
     await asyncio.sleep(seconds)
     bus.let_back()
@@ -167,12 +189,13 @@ async def _drain(world: "World") -> bool:
     if worker is None:
         return False
     place, process, component = worker
-    world.note(f"{place.name} is drained")
+    world.begin_fault(f"{place.name} is drained")
     grace_ms = world.rng.choice((0, 300, 2000))
-    await _tell(world, process, lambda: component.on_drain(SetDrain(_EPOCH, is_draining=True, grace_ms=grace_ms)))
+    command = SetDrain(_EPOCH, is_draining=True, grace_ms=grace_ms)
+    is_drained = await _tell(world, process, lambda: component.on_drain(command))
     await asyncio.sleep(world.rng.choice((0.1, 1.0, 3.0)))
     await _tell(world, process, lambda: component.on_drain(SetDrain(_EPOCH, is_draining=False)))
-    return True
+    return is_drained
 
 
 async def _change_role(world: "World") -> bool:
@@ -182,16 +205,16 @@ async def _change_role(world: "World") -> bool:
         return False
     place, process, component = worker
     other = "prefill" if place.role == "decode" else "decode"
-    world.note(f"{place.name} becomes a {other} worker")
-    await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, other, 500)))
+    world.begin_fault(f"{place.name} becomes a {other} worker")
+    changes = await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, other, 500)))
     await asyncio.sleep(world.rng.choice((0.5, 2.0, 4.0)))
     for _ in range(_MAX_TRIES):
         await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, place.role, 500)))
         await asyncio.sleep(_TRY_AGAIN_S)
         described = component.describe()
         if process.is_dead or (described.role == place.role and not described.metrics["is_changing_role"]):
-            break
-    return True
+            return changes
+    raise BrokenPromise(f"liveness: {place.name} did not take its role back")
 
 
 def _try_draw_worker(world: "World") -> tuple[Place, SimProcess, WorkerProcess] | None:
@@ -201,10 +224,13 @@ def _try_draw_worker(world: "World") -> tuple[Place, SimProcess, WorkerProcess] 
     return place, place.process, place.component
 
 
-async def _tell(world: "World", process: SimProcess, command: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-    """Has the process do it, and waits for a while."""
-    if not process.is_dead:
-        await asyncio.wait([world.loop.create_task(command(), context=process.context.copy())], timeout=_ANSWER_S)
+async def _tell(world: "World", process: SimProcess, command: Callable[[], Coroutine[Any, Any, WorkerAnswer]]) -> bool:
+    """Has the process do it, and waits for a while. False: it refused, or was dead or stopped."""
+    if process.is_dead:
+        return False
+    task = world.loop.create_task(command(), context=process.context.copy())
+    await asyncio.wait([task], timeout=_ANSWER_S)
+    return task.done() and not task.result().refusal
 
 
 FAULTS: dict[str, _Fault] = {

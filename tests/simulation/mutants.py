@@ -4,7 +4,8 @@ simulation that does not find them is worth nothing.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -13,7 +14,7 @@ import grpc.aio
 import numpy as np
 
 from weir.core.errors import DeadlineExceeded, InternalError, Unavailable
-from weir.core.life import FinishReason
+from weir.core.life import FinishReason, Phase
 from weir.engine.batching.batcher import Batcher
 from weir.kv.arena.ownership import NotOwned, OwnershipTable
 from weir.kv.messages import HandOffReceipt
@@ -23,14 +24,26 @@ from weir.rpc.arena.client import ArenaClient
 from weir.rpc.arena.lease_stream import LeaseStream
 from weir.scheduling.gateways import Gateways
 from weir_gateway.driving.driver import Driver
+from weir_gateway.driving.scheduler_port import refusal_error
 from weir_gateway.requests.output import Output
+from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.token_order import TokenOrder
 from weir_transfer.core import ArenaCore
 from weir_transfer.fence import Fence
 from weir_transfer.lease_keeper import LeaseKeeper
 
 
-def _replaced(owner: Any, name: str, value: Any) -> Callable[[], Any]:
+@dataclass(frozen=True)
+class Mutant:
+    """`shown_by`: part of what the worlds with it say is broken. `cut_role`: in small worlds in which nothing goes
+    wrong but that a process of this role dies in a write; empty: in those that seeds stand for."""
+
+    put_in: Callable[[], AbstractContextManager[Any]]
+    shown_by: str
+    cut_role: str = ""
+
+
+def _replaced(owner: Any, name: str, value: Any) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: mock.patch.object(owner, name, value)
 
 
@@ -126,8 +139,25 @@ async def _submit_and_wait(self: Driver, state: Any, span: Any) -> None:
     state.submit()
     with span.child("submit") as context:
         reply = await self._port.submit(state, context)
-    assert reply.queued, reply
-    state.queue()
+    if reply.queued:
+        state.queue()
+    else:
+        state.refuse(refusal_error(state.checked, reply.reason, reply.message, reply.retry_after_ms, reply.bound))
+
+
+def _queue_again(self: RequestState) -> None:
+    self.is_admitted = True
+    if self.phase is not Phase.QUEUED:
+        self._enter(Phase.QUEUED)
+
+
+@contextmanager
+def _replies_first() -> Iterator[None]:
+    with (
+        mock.patch.object(Driver, "_submit", _submit_and_wait),
+        mock.patch.object(RequestState, "queue", _queue_again),
+    ):
+        yield
 
 
 def _end_lease_unfenced(self: Fence, lease_id: int) -> None:
@@ -140,22 +170,47 @@ def _claim_all(self: ArenaCore, lease_id: int, claims: Any) -> Any:
     return ()
 
 
-MUTANTS: dict[str, Callable[[], Any]] = {
-    "pages that come back before the answer to their hand-off are given to the engine": _replaced(
-        ArenaClient, "_wait_handed_off", _nothing_waited_for
+MUTANTS = {
+    "pages that come back before the answer to their hand-off are given to the engine": Mutant(
+        _replaced(ArenaClient, "_wait_handed_off", _nothing_waited_for), "PageDefect('held already, or named twice"
     ),
-    "a repeated hand-off that is refused was not done": _hand_offs_believed,
-    "a page is granted twice": _replaced(OwnershipTable, "try_acquire", _acquire_twice),
-    "a cancel releases nothing": _replaced(Batcher, "cancel", _cancel_and_keep),
-    "a sequence that is being handed off is freed by its cancel": _replaced(Batcher, "cancel", _cancel_at_any_stage),
-    "an answer goes on one token too far": _replaced(Output, "rewind", _rewind_too_far),
-    "tokens that come twice count twice": _replaced(TokenOrder, "push", _push_repeats),
-    "the record of a sequence that has ended names its pages": _replaced(SequenceRecord, "end", _end_with_pages),
-    "a grant that overtakes its reply is not seen": _replaced(Driver, "_submit", _submit_and_wait),
-    "calls of an ended attachment count": _replaced(LeaseKeeper, "check_attached", lambda *_: None),
-    "answers of an ended attachment count": _replaced(LeaseStream, "is_current", lambda *_: True),
-    "a lease ends before its process": _replaced(Fence, "kill", _end_lease_unfenced),
-    "a restart goes on with half a write": _replaced(OwnershipTable, "rebuild", lambda *_: None),
-    "what a gateway that is gone held is kept": _replaced(Gateways, "expired", lambda *_: []),
-    "what a worker does not claim stays its own": _replaced(ArenaCore, "_reconcile", _claim_all),
+    "a repeated hand-off that is refused was not done": Mutant(
+        _hand_offs_believed, "PageDefect('held already, or named twice"
+    ),
+    "a page is granted twice": Mutant(_replaced(OwnershipTable, "try_acquire", _acquire_twice), "has another owner"),
+    "a cancel releases nothing": Mutant(
+        _replaced(Batcher, "cancel", _cancel_and_keep), "does not come to rest within 60 s: P3: transfer"
+    ),
+    "a sequence that is being handed off is freed by its cancel": Mutant(
+        _replaced(Batcher, "cancel", _cancel_at_any_stage), "release pages failed: ValueError('not held"
+    ),
+    "an answer goes on one token too far": Mutant(_replaced(Output, "rewind", _rewind_too_far), "P2: request"),
+    "tokens that come twice count twice": Mutant(_replaced(TokenOrder, "push", _push_repeats), "got another token"),
+    "the record of a sequence that has ended names its pages": Mutant(
+        _replaced(SequenceRecord, "end", _end_with_pages), "is in the block table of slot"
+    ),
+    "a grant that overtakes its reply is not seen": Mutant(
+        _replies_first, "queued -> prefilling is not in the diagram"
+    ),
+    "calls of an ended attachment count": Mutant(
+        _replaced(LeaseKeeper, "check_attached", lambda *_: None), "is leased to a lease that does not live"
+    ),
+    "answers of an ended attachment count": Mutant(
+        _replaced(LeaseStream, "is_current", lambda *_: True), "has another owner"
+    ),
+    "a lease ends before its process": Mutant(
+        _replaced(Fence, "kill", _end_lease_unfenced), "the lease on the arena is lost"
+    ),
+    "a restart goes on with half a write": Mutant(
+        _replaced(OwnershipTable, "rebuild", lambda *_: None), "its tables are damaged"
+    ),
+    "what a gateway that is gone held is kept": Mutant(
+        _replaced(Gateways, "expired", lambda *_: []), "does not come to rest within 60 s: scheduler"
+    ),
+    "what a worker does not claim stays its own": Mutant(
+        _replaced(ArenaCore, "_reconcile", _claim_all), "does not come to rest within 60 s: P3: transfer"
+    ),
+    "a gateway does not dispatch again": Mutant(
+        _replaced(Driver, "_is_hopeless", lambda *_: True), "failed with UNAVAILABLE: worker decode", "decode"
+    ),
 }

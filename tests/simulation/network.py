@@ -137,6 +137,8 @@ class Network:
         self.rng = rng
         self.longest_delay_s = 0.001
         self.blocked: set[tuple[SimProcess, SimProcess]] = set()
+        self.unreached: set[SimProcess] = set()
+        """Those to whom a way was blocked at some time: to whoever sent, they seemed not to read."""
         self.lost_answers = 0.0
         """Probability that a unary call happens and its answer does not arrive."""
         self.num_lost_answers = 0
@@ -189,7 +191,12 @@ class Network:
 
     @property
     def connections(self) -> list[Connection]:
-        return list(self._connections)
+        """Those that something could still happen to."""
+        return [
+            one
+            for one in self._connections
+            if not one.to_server.is_cut and not any(process.is_dead for process in one.processes)
+        ]
 
     def end_process(self, process: SimProcess) -> None:
         """Its kernel closes what it had open. What it had sent before arrives."""
@@ -209,6 +216,7 @@ class Network:
 
     def block(self, sender: SimProcess, receiver: SimProcess) -> None:
         self.blocked.add((sender, receiver))
+        self.unreached.add(receiver)
         for connection in self.connections_of(sender):
             if receiver in connection.processes:
                 connection.watch()

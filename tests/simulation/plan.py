@@ -13,22 +13,27 @@ class Plan:
     cut: tuple[str, int] | None = None
     """(role, write): in a small world without other faults, the first process of that role dies in that write into the
     segment."""
+    mutant: str = ""
+    """With this defect on purpose (`tests.simulation.mutants`)."""
 
 
 @dataclass
 class Result:
     """What became of one world. `broken` empty: every promise was kept."""
 
-    seed: int
+    plan: Plan
     mix: tuple[str, ...]
     num_requests: int
     num_events: int
     num_faults: int
+    """That had an effect, lost messages not counted."""
     virtual_s: float
     trace: int
     broken: str
     story: list[str] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
+    """Of its requests: FINISHED, the code of a failure, or LEFT."""
     num_writes: dict[str, int] = field(default_factory=dict)
     """Into segments, by the first process of each role."""
-    cut_role: str = ""
+    struck: dict[str, int] = field(default_factory=dict)
+    """How often each kind of fault had an effect; `mix` is what could have happened."""

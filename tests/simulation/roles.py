@@ -134,6 +134,7 @@ async def run_process(world: "World", place: Place, process_id: str) -> None:
         if not asked.done():
             world.note(f"{place.name} ends: {reason}")
             asked.set_result(reason)
+            place.ask_to_end = None
 
     place.ask_to_end = ask
     service = {"gateway": _INFERENCE, "transfer": _ARENA}.get(place.role, _WORKER_SERVICE)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.campaign import run_cuts, run_seeds, tell
 from tests.simulation.clients import expected_tokens
-from tests.simulation.faults import FAULTS
+from tests.simulation.faults import FAULTS, LOSSES
 from tests.simulation.plan import Result
 from tests.unit.gateway.fake_model import VOCAB_SIZE
 from weir.core.sampling import SamplingParams
@@ -16,9 +16,14 @@ from weir.testing.runner import reference_tokens
 
 _NUM_PROCESSES = min(2, os.cpu_count() or 1)
 _LEAST_SEEDS = 500
-_SECONDS = 130.0
+_SECONDS = 100.0
 """Not much more than the least takes on two cores that have nothing else to do."""
 _LEAST_REQUESTS, _LEAST_EVENTS, _LEAST_FAULTS = 8, 200, 3
+"""Of a world. Faults that struck; lost messages and answers are not among them."""
+_LEAST_STRIKES = 20
+"""Of each kind, in all worlds."""
+_LEAST_FINISHED = 0.73
+"""Of all requests; others met what happened, their deadline, or their client's leave. Measured: 0.76."""
 _CUT_SEED = 6
 
 
@@ -35,18 +40,22 @@ def test_every_promise_is_kept_whatever_goes_wrong() -> None:
     assert min(result.num_requests for result in results) >= _LEAST_REQUESTS
     assert min(result.num_events for result in results) >= _LEAST_EVENTS
     assert min(result.num_faults for result in results) >= _LEAST_FAULTS
-    kinds = Counter(kind for result in results for kind in result.mix)
-    assert kinds.keys() >= FAULTS.keys()
-    ends = sum((Counter(result.ends) for result in results), Counter())
-    assert ends["FINISHED"] > sum(ends.values()) / 2, ends
+    struck = sum((Counter(result.struck) for result in results), Counter[str]())
+    assert {kind: struck[kind] for kind in (*FAULTS, *LOSSES) if struck[kind] < _LEAST_STRIKES} == {}
+    ends = sum((Counter(result.ends) for result in results), Counter[str]())
+    assert ends["FINISHED"] >= _LEAST_FINISHED * ends.total(), ends
 
 
 def test_a_process_can_die_in_any_write_into_the_segment() -> None:
-    """In a small world the transfer service, and then each worker, dies in its first write, its second …"""
+    """In a small world the transfer service, and then each worker, dies in its first write, its second …: no request
+    fails for it."""
     num_cuts: Counter[str] = Counter()
-    for role, result in run_cuts(_CUT_SEED, ("transfer", "prefill", "decode"), _NUM_PROCESSES):
+    for result in run_cuts(_CUT_SEED, ("transfer", "prefill", "decode"), _NUM_PROCESSES):
         assert not result.broken, tell(result)
-        num_cuts[role] += 1
+        assert result.ends.keys() == {"FINISHED"}, result.ends
+        assert result.plan.cut is not None
+        assert result.num_faults == 1, result.plan.cut
+        num_cuts[result.plan.cut[0]] += 1
     assert num_cuts["transfer"] >= 200, num_cuts
     assert num_cuts["decode"] >= 100, num_cuts
     assert num_cuts["prefill"] >= 30, num_cuts
@@ -54,8 +63,8 @@ def test_a_process_can_die_in_any_write_into_the_segment() -> None:
 
 def test_a_seed_is_the_same_world_each_time() -> None:
     """Also in another process that has run other worlds before."""
-    once = {result.seed: result for result in run_seeds(range(40, 60), 2)}
-    again = {result.seed: result for result in run_seeds(range(59, 39, -1), 1)}
+    once = {result.plan.seed: result for result in run_seeds(range(40, 60), 2)}
+    again = {result.plan.seed: result for result in run_seeds(range(59, 39, -1), 1)}
     assert {seed: result.trace for seed, result in once.items()} == {
         seed: result.trace for seed, result in again.items()
     }

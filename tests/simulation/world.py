@@ -4,24 +4,18 @@ import asyncio
 import gc
 import logging
 import random
-import shutil
-import sys
-import tempfile
 import traceback
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from tests.simulation.arenas import PAGE_BYTES, Host, Killer, ProcessHandle
 from tests.simulation.bus import SimHub
-from tests.simulation.checks import LogWatch, check_arena, try_find_unrest
+from tests.simulation.checks import LogWatch, check_arena, logged_by, try_find_unrest
 from tests.simulation.clients import BrokenPromise, Client, Outcome, RequestSpec, draw_specs
-from tests.simulation.entropy import taken_from_the_world
-from tests.simulation.faults import draw_mix, set_rates, strike
+from tests.simulation.faults import LOSSES, death_in_write, draw_mix, set_rates, strike
 from tests.simulation.loop import ProcessDied, SimLoop, SimProcess, Stuck
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, Result
@@ -42,6 +36,7 @@ class World(Killer):
     """Everything is drawn from the seed."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
         shape = random.Random(plan.seed)
         self.rng = random.Random(shape.getrandbits(64))
         self._cut = plan.cut
@@ -61,7 +56,10 @@ class World(Killer):
             for index in range(shape.choice((1, 1, 2)) if plan.cut is None else 1)
         ]
         self.places = self._draw_places(shape)
-        self.num_faults = 0
+        self.struck: Counter[str] = Counter()
+        """How often each kind of fault had an effect."""
+        self.may_fail = False
+        """Whether requests may from now on: something went wrong that was more than the one death of a cut."""
         self._num_faults_wanted = shape.randrange(3, 9) if plan.cut is None else 0
         self._span_s = shape.choice((2.0, 4.0, 8.0)) if plan.cut is None else 0.3
         num_gateways = sum(place.role == "gateway" for place in self.places)
@@ -144,6 +142,11 @@ class World(Killer):
             place.is_ready = False
             self.loop.call_later(self.rng.uniform(0.1, 1.5), self._start, place, context=self._nobody())
 
+    def _die_in_write(self, process: SimProcess) -> None:
+        self.may_fail = self._cut is None
+        self.struck[death_in_write(process.name)] += 1
+        self.crash(process)
+
     def stop(self, process: SimProcess) -> None:
         self.loop.stop_process(process)
         self.network.on_stopped(process)
@@ -179,6 +182,10 @@ class World(Killer):
     def note(self, text: str) -> None:
         self.story.append(f"{self.loop.time() - 1000:9.4f}  {text}")
 
+    def begin_fault(self, text: str) -> None:
+        self.may_fail = True
+        self.note(text)
+
     def note_log(self, process: SimProcess | None, record: logging.LogRecord) -> None:
         self.story.append(f"{self.loop.time() - 1000:9.4f}  {process}: {record.levelname}: {record.getMessage()}")
 
@@ -196,7 +203,7 @@ class World(Killer):
 
     def run(self) -> Result:
         log_watch = LogWatch(self)
-        with _logged_by(log_watch):
+        with logged_by(log_watch):
             self.loop.after_event = self._after_event
             living = self.loop.create_task(self._live())
             living.add_done_callback(self._on_end)
@@ -208,21 +215,20 @@ class World(Killer):
                 gc.collect()  # those that ended with an error that nobody took say so now
             self._is_over = True
             self.loop.end()
-        ends: dict[str, int] = {}
-        for outcome in self.outcomes:
-            ends[outcome.end] = ends.get(outcome.end, 0) + 1
+        lost = dict(zip(LOSSES, (self.network.num_lost_answers, self.hub.num_lost), strict=True))
         return Result(
-            0,
+            self._plan,
             tuple(sorted(self.mix)),
             len(self._specs),
             self.loop.num_events,
-            self.num_faults,
+            self.struck.total(),
             self.loop.time() - 1000,
             self.trace,
             self.broken,
             list(self.story) if self.broken else [],
-            ends,
+            dict(Counter(outcome.end for outcome in self.outcomes if not outcome.spec.is_probe)),
             {one.name.split("-")[0]: one.num_writes for one in self._processes.values() if one.name.endswith("-0.1")},
+            dict(self.struck + Counter(lost)),
         )
 
     async def _live(self) -> None:
@@ -236,17 +242,19 @@ class World(Killer):
         self.note("all faults have ended")
         self._heal()
         await self._wait_for(clients, _ENDS_WITHIN_S)
+        await self._come_to_rest()
         await self._probe()
+        await self._come_to_rest()
+
+    async def _come_to_rest(self) -> None:
         await self._until(lambda: try_find_unrest(self), _IDLE_WITHIN_S, "it does not come to rest")
 
     def _heal(self) -> None:
         self.network.heal()
         self.hub.heal()
-        for process in self._processes.values() if self._cut is None else ():
-            process.dies_at_write = None
 
     async def _probe(self) -> None:
-        """Liveness: once all is well, what is asked is answered."""
+        """Liveness: once all is well, what is asked is answered, at the first try."""
         shape = random.Random(self.rng.getrandbits(64))
         now_s = 0.0
         specs = draw_specs(shape, 2, now_s, 1, frozenset())
@@ -311,7 +319,7 @@ class World(Killer):
     def _new_process(self, name: str) -> SimProcess:
         self._num_pids += 1
         process = SimProcess(name, self._num_pids)
-        process.die = self.crash
+        process.die = self._die_in_write
         self._processes[process.pid] = process
         return process
 
@@ -343,48 +351,3 @@ class World(Killer):
 
 
 _NOBODY = SimProcess("nobody", 0)
-
-
-@contextmanager
-def _logged_by(watch: logging.Handler) -> Iterator[None]:
-    root = logging.getLogger()
-    level, handlers = root.level, root.handlers[:]
-    root.handlers[:] = [watch]
-    root.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-
-
-def run_seed(plan: Plan) -> Result:
-    """One world from start to end. Leaves nothing behind."""
-    folder = Path(tempfile.mkdtemp(prefix="weir-simulation-", dir="/dev/shm"))
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # no `finally` runs because of when a collection happens to come
-    try:
-        result = _run_in(plan, folder)
-        with (
-            mock.patch.object(sys, "unraisablehook"),
-            _logged_by(logging.NullHandler()),
-            warnings.catch_warnings(action="ignore"),
-        ):
-            gc.collect()  # what never ended: its `finally` finds a loop that does nothing
-        return result
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        gc.enable()
-
-
-def _run_in(plan: Plan, folder: Path) -> Result:
-    world = World(plan, folder)
-    with taken_from_the_world(world.loop, world.rng):
-        result = world.run()
-    result.seed = plan.seed
-    result.cut_role = plan.cut[0] if plan.cut else ""
-    for host in world.hosts:
-        if host.segment is not None:
-            host.segment.close()
-    return result

@@ -288,7 +288,7 @@ class Driver:
         decode.subscribe(state.request_id, state)
         if not (prefill.is_connected and decode.is_connected):
             await _wait_connected(state, prefill, decode)
-        if state.interrupted.done():
+        if state.interrupted.done() or state.phase.is_terminal:  # cancelled, and this task is about to be
             return
         command = state.start()
         if decode is not prefill:  # else there is one stream of updates, and Start asks for it

@@ -1,6 +1,7 @@
 """A grant whose workers cannot be reached is asked for anew, under the next number; older numbers count no more."""
 
 import asyncio
+import logging
 import socket
 from dataclasses import replace
 
@@ -135,6 +136,22 @@ async def test_one_that_is_cancelled_while_it_waits_again_ends_for_good(world: W
     await world.until_idle()
     assert [cancel.request_id for cancel in world.scheduler.cancels] == [again.request_id]
     assert not (await world.scheduler.grant(again)).accepted
+
+
+async def test_one_that_is_cancelled_as_its_grant_comes_is_not_started(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await assert_serves(world)  # its workers are connected
+    world.scheduler.grants_at_once = False
+    running = run(world)
+    await world.until(lambda: len(world.scheduler.submits) == 2, "submitted")
+    (state,) = world.gateway._driver.requests.values()
+    state.grant(world.scheduler.placement)
+    state.cancel("its client left")
+    await asyncio.gather(running, return_exceptions=True)
+    await world.until_idle()
+    assert len(world.prefill.named("start")) == 1
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_refusal_of_what_waited_when_the_list_was_made_does_not_end_what_was_granted_since(
