@@ -53,14 +53,16 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
         context.tracer,
         context.request_shutdown,
         make_publisher,
-        pages_port=_bind_pages(context),
     )
     context.resources.callback(service.release)
+    pages_port = _try_bind_pages(context)
+    if pages_port is not None:
+        service.exchange_pages(pages_port)
     service.add_to(context.grpc_server)
     return service
 
 
-def _bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None:
+def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None:
     """A further port of the same server. Raises AddressInUse."""
     config, tls = context.config, context.tls
     if not config.pages_listen or config.device == "cuda":

@@ -72,7 +72,7 @@ class ArenaCore:
         self._adopters = Adopters(self._leases, self._table)
         self._are_orphans_wanted = True
         self._pending = PendingPrefixes(on_settled)
-        self.remote = RemotePrefixes(self._table, self._pending)
+        self.remote = RemotePrefixes(self._table, self._pending, may_evict=lambda: not self._unclaimed_lease_ids)
         self._on_lease_end = on_lease_end
         self._unclaimed_lease_ids: set[int] = set()
         """Leases of before a restart that have not claimed yet what they hold: until then nothing is evicted."""
@@ -81,24 +81,14 @@ class ArenaCore:
     def leases(self) -> list[Lease]:
         return self._leases.all()
 
-    @property
-    def may_evict(self) -> bool:
-        """Not until every worker of before a restart has claimed what it holds."""
-        return not self._unclaimed_lease_ids
-
     def attach(self, registration: LeaseRegistration) -> Attachment:
         """Gives a lease or gives it back, and brings the table into line with what the worker claims.
 
         The caller has checked the identity of the process. Raises AttachRefused or Overloaded.
         """
-        if registration.page_bytes != self._page_bytes:
-            raise AttachRefused(
-                f"page_bytes {registration.page_bytes}: this arena has {self._page_bytes}; {_ONE_OF_ALL}"
-            )
-        if registration.model_digest != self._model_digest:
-            raise AttachRefused(
-                f"model_digest {registration.model_digest!r}: this arena has {self._model_digest!r}; {_ONE_OF_ALL}"
-            )
+        for name, own in (("page_bytes", self._page_bytes), ("model_digest", self._model_digest)):
+            if getattr(registration, name) != own:
+                raise AttachRefused(f"{name} {getattr(registration, name)!r}: this arena has {own!r}; {_ONE_OF_ALL}")
         lease_id = self._keeper.find_or_add(registration)
         self._pending.give_up_all(lease_id)  # the answer to a match may have been lost
         handed_off = self._reconcile(lease_id, registration.claims)
@@ -313,7 +303,7 @@ class ArenaCore:
         return tuple(unannounced)
 
     def _try_acquire(self, lease_id: int, num_pages: int, num_slots: int) -> Acquired | None:
-        return self._table.try_acquire(lease_id, num_pages, num_slots, may_evict=self.may_evict)
+        return self._table.try_acquire(lease_id, num_pages, num_slots, may_evict=not self._unclaimed_lease_ids)
 
     def _adoptable_slots(self) -> list[int]:
         """Orphaned sequences that somebody can go on with. Not a prompt half read: with its full pages as a prefix any

@@ -46,12 +46,12 @@ class PrefixFetcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(2 * MAX_FETCHES, thread_name_prefix="fetch")
 
-    def begin(self, hashes: Sequence[bytes], address: str, *, may_evict: bool) -> None:
+    def begin(self, hashes: Sequence[bytes], address: str) -> None:
         """What of this prefix is neither here nor on its way comes from the arena whose `Pages` are at `address`, if
         there is room and it is worth it. Matches find it expected from here on."""
         if len(self._tasks) >= MAX_FETCHES or len(hashes) - self._remote.num_held(hashes) < LEAST_PAGES:
             return
-        reservation = self._remote.try_reserve(hashes, may_evict=may_evict)
+        reservation = self._remote.try_reserve(hashes)
         if reservation is not None:
             task = asyncio.create_task(self._fetch(reservation, address), name=f"fetch from {address}")
             self._tasks.add(task)

@@ -4,7 +4,7 @@ Pure. Pages belong to `TRANSFER_LEASE` meanwhile, which is no worker's and in no
 earlier process had reserved.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -41,7 +41,8 @@ class RemoteCounters:
 class RemotePrefixes:
     """Of one arena."""
 
-    def __init__(self, table: OwnershipTable, pending: PendingPrefixes) -> None:
+    def __init__(self, table: OwnershipTable, pending: PendingPrefixes, *, may_evict: Callable[[], bool]) -> None:
+        self._may_evict = may_evict
         self._table = table
         self._pending = pending
         self._max_pages = int(MAX_SHARE * len(table.page_rows))
@@ -75,14 +76,14 @@ class RemotePrefixes:
         num_cached = len(self._table.prefixes.find_prefix(hashes))
         return num_cached + self._pending.num_leading(hashes[num_cached:])
 
-    def try_reserve(self, hashes: Sequence[bytes], *, may_evict: bool) -> Reservation | None:
+    def try_reserve(self, hashes: Sequence[bytes]) -> Reservation | None:
         """Room for what is not here of this prefix, all of which is expected from here on: whoever wants it waits.
         None: there is too little, or nothing is missing."""
         num_held = self.num_held(hashes)
         missing = tuple(hashes[num_held:])
         if not missing or self._num_reserved + len(missing) > self._max_pages:
             return None
-        acquired = self._table.try_acquire(TRANSFER_LEASE, len(missing), 0, may_evict=may_evict)
+        acquired = self._table.try_acquire(TRANSFER_LEASE, len(missing), 0, may_evict=self._may_evict())
         if acquired is None:
             return None
         self._num_reserved += len(missing)

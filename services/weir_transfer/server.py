@@ -118,12 +118,9 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         settled: ChangeSignal,
         fence: Fence,
         tracer: Tracer,
-        fetcher: PrefixFetcher | None = None,
-        pages_address: str = "",
     ) -> None:
-        """`settled` is notified when a match that had to wait may find more now. `fetcher`: None: no prefix comes from
-        other hosts. `pages_address`: where they get pages."""
-        self._fetcher = fetcher
+        """`settled` is notified when a match that had to wait may find more now."""
+        self._fetcher: PrefixFetcher | None = None
         self._core = core
         self._settled = settled
         self._prefix_wait_s = settings.prefix_wait_ms / 1000
@@ -139,8 +136,12 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             keeps_prefixes=settings.keeps_prefixes,
             prefix_wait_ms=settings.prefix_wait_ms,
             memory_socket_path="" if arena.memory_server is None else str(arena.memory_server.path),
-            pages_address=pages_address,
         )
+
+    def fetch_by(self, fetcher: PrefixFetcher, pages_address: str) -> None:
+        """Prefixes come from other hosts, which get them from here at `pages_address`."""
+        self._fetcher = fetcher
+        self._attached.pages_address = pages_address
 
     def close(self) -> None:
         """Ends every stream. The leases stay."""
@@ -201,9 +202,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         try:
             prompt = _prompt_from_pb(request)
             if request.fetch_from and self._fetcher is not None:
-                self._fetcher.begin(
-                    prompt.hashes[: prompt.num_matchable], request.fetch_from, may_evict=self._core.may_evict
-                )
+                self._fetcher.begin(prompt.hashes[: prompt.num_matchable], request.fetch_from)
             match = await self._match(request.lease_id, request.attachment, prompt)
         except (ArenaRefusal, ValueError) as error:
             await _abort(context, error)

@@ -38,10 +38,9 @@ class TransferService:
         request_shutdown: Callable[[str], None],
         make_publisher: Callable[[PrefixIndex], PrefixEventPublisher] | None = None,
         clock: Clock = SystemClock(),  # noqa: B008 - has no state
-        pages_port: PagesPort | None = None,
     ) -> None:
-        """`make_publisher` makes what publishes the cached prefixes; None: nobody is interested. `pages_port`: where
-        other hosts get pages; None: nowhere, and none come from there."""
+        """`make_publisher` makes what publishes the cached prefixes; None: nobody is interested."""
+        self._arena = arena
         self._segment = arena.segment
         self._memory_server, self._slab_server = arena.memory_server, arena.slab_server
         self._request_shutdown = request_shutdown
@@ -51,10 +50,8 @@ class TransferService:
         """Before its time."""
         self._core = ArenaCore(arena.segment, mover, countdowns, settings, settled.notify, self._is_tick_due.set)
         self._fence = Fence(open_process, self._on_exit)
-        self._exchange = None if pages_port is None else PageExchange(arena, self._core.remote, pages_port)
-        fetcher = None if self._exchange is None else self._exchange.fetcher
-        pages_address = "" if pages_port is None else pages_port.address
-        self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer, fetcher, pages_address)
+        self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer)
+        self._exchange: PageExchange | None = None
         self._publisher = (
             make_publisher(self._core.prefixes) if make_publisher is not None and settings.keeps_prefixes else None
         )
@@ -66,6 +63,11 @@ class TransferService:
                 self._on_exit(lease.lease_id)
             else:
                 self._fence.watch(lease.lease_id, handle)
+
+    def exchange_pages(self, port: PagesPort) -> None:
+        """Has prefixes pass between this host and others; for before `add_to`. Raises OSError."""
+        self._exchange = PageExchange(self._arena, self._core.remote, port)
+        self._servicer.fetch_by(self._exchange.fetcher, port.address)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         arena_pb2_grpc.add_ArenaServicer_to_server(self._servicer, server)

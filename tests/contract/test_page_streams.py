@@ -12,20 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from weir.core.life import Attempt
 from weir.kv.movers.frames import (
     HEADER_BYTES,
-    MAX_PAGE_BYTES,
-    FrameHeader,
-    FrameKind,
-    MalformedFrame,
-    pack_header,
-    unpack_header,
-    unpack_numbers,
 )
 from weir.kv.movers.listener import PageStreamListener
 from weir.kv.movers.pipes import Buffer, PagePipe, PipeEnded, TcpPipe, TlsPipe, connect_tcp, connect_tls
@@ -379,37 +370,6 @@ def test_who_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
     with tcp(tmp_path) as world, socket.create_connection(("127.0.0.1", world.listener.port)) as silent:
         silent.settimeout(10)
         assert silent.recv(1) == b""
-
-
-@given(
-    header=st.builds(
-        FrameHeader,
-        kind=st.just(FrameKind.PAGE),
-        transfer_id=st.binary(min_size=16, max_size=16),
-        attempt=st.builds(Attempt, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
-        number=st.integers(0, 2**32 - 1),
-        generation=st.integers(0, 2**32 - 1),
-        num_bytes=st.integers(0, MAX_PAGE_BYTES),
-        checksum=st.integers(0, 2**64 - 1),
-    ),
-    bit=st.integers(0, 8 * HEADER_BYTES - 1),
-)
-def test_a_header_comes_back_as_it_was_and_with_any_bit_changed_not_at_all(header: FrameHeader, bit: int) -> None:
-    packed = bytearray(pack_header(header))
-    assert unpack_header(packed) == header
-    packed[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(MalformedFrame):
-        unpack_header(packed)
-
-
-@settings(max_examples=200)
-@given(raw=st.binary(min_size=0, max_size=80))
-def test_no_bytes_are_a_header_but_those_that_were_packed(raw: bytes) -> None:
-    with pytest.raises(MalformedFrame):
-        unpack_header(raw)
-    if not raw or len(raw) % 4:
-        with pytest.raises(MalformedFrame):
-            unpack_numbers(raw)
 
 
 def test_random_bytes_at_the_port_are_answered_with_nothing(tmp_path: Path) -> None:

@@ -100,10 +100,8 @@ class SequenceLog(Protocol):
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A sequence that comes to a worker: a prompt, perhaps with output that an earlier dispatch has sampled, or a
-    handed-off sequence with its slot, its record and its pages.
-
-    Once it is posted, the engine's thread alone uses the record.
-    """
+    handed-off sequence with its slot, its record and its pages. Once it is posted, the engine's thread alone uses the
+    record."""
 
     params: SequenceParams
     slot: int | None = None
@@ -123,7 +121,7 @@ class Arrival:
     grammar: GrammarState | None = None
     """Of a sequence whose parameters have a grammar, after its output; the engine's from then on."""
     prefix_source: str = ""
-    """Where another host's arena offers more of a prompt's prefix; not looked at by the engine."""
+    """Where more of a prompt's prefix is; not for the engine."""
 
     @classmethod
     def of_record(cls, slot: int, log: SequenceLog, snapshot: SequenceSnapshot) -> "Arrival":

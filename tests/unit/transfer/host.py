@@ -69,19 +69,12 @@ class Host:
     async def start(self) -> None:
         arena = ClaimedArena(claim_segment(self.segment_path, _GEOMETRY, "digest").segment, memory_server=None)
         tracer = self._provider.get_tracer("test")
-        pages_port = None
-        if self.pages_address:
-            pages_port = PagesPort("test", self.pages_address, self.pages_address, PlainDialer(), certificate=None)
-        self.service = TransferService(
-            arena,
-            self._settings,
-            self._open_process,
-            tracer,
-            self.shutdown_reasons.append,
-            pages_port=pages_port,
-        )
+        self.service = TransferService(arena, self._settings, self._open_process, tracer, self.shutdown_reasons.append)
         self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
         if self.pages_address:
+            self.service.exchange_pages(
+                PagesPort("test", self.pages_address, self.pages_address, PlainDialer(), certificate=None)
+            )
             self._server.add_insecure_port(self.pages_address)
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")
