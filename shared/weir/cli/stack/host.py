@@ -21,7 +21,7 @@ from weir.runtime.stack.instances import run_stack
 
 
 def host(
-    join: Annotated[str | None, stack_option(HostConfig, "nats", "--join")] = None,
+    join: Annotated[str | None, stack_option(HostConfig, "nats", "--join", "--nats")] = None,
     serve_nats: Annotated[bool | None, stack_option(HostConfig, "serve_nats")] = None,
     address: Annotated[str | None, stack_option(HostConfig, "address")] = None,
     instance: Annotated[str | None, stack_option(HostConfig, "instance")] = None,
