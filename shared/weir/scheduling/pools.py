@@ -6,7 +6,7 @@ for it.
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from operator import itemgetter
@@ -197,7 +197,7 @@ class Pool:
     arena_ids: tuple[str, ...]
     """Of the candidates, each once."""
     pages_addresses: Mapping[str, str]
-    """Of those arenas whose pages other hosts can get, where."""
+    """Where other hosts get the pages of an arena, by its id: also of arenas whose workers take no requests now."""
     host_sizes: tuple[tuple[int, int], ...]
     """(pages, tokens of context) that one request can have on each host if nothing else runs."""
     num_pages: int
@@ -261,7 +261,7 @@ class WorkerPools:
             candidates,
             OpenSlots(decode_workers, self._slot_overcommit, self._reservations),
             tuple({candidate.worker.arena.arena_id: None for candidate in candidates}),
-            _pages_addresses(candidates),
+            self._workers.pages_addresses(model),
             tuple((host.num_arena_pages, host.max_context_tokens) for host in hosts),
             sum(own_pages.values()) or sum(host.num_arena_pages for host in hosts),
             has_own_group=bool(group) and hosts is not self._workers.hosts_of(model),
@@ -276,8 +276,3 @@ class WorkerPools:
             loads = tuple(self._reservations.decode_load(other_id) for other_id in host.all_decode_ids)
             arena = ArenaLoad(host.host_id, host.num_arena_pages, loads)
         return WorkerState(record, prefill, decode, arena)
-
-
-def _pages_addresses(candidates: Iterable[PrefillCandidate]) -> dict[str, str]:
-    workers = (candidate.worker for candidate in candidates)
-    return {worker.arena.arena_id: worker.record.pages_address for worker in workers if worker.record.pages_address}

@@ -144,6 +144,11 @@ class Workers:
             self._views[key] = views if views or not group else self.hosts_of(model)
         return self._views[key]
 
+    def pages_addresses(self, model: str) -> dict[str, str]:
+        """Of arenas with workers of the model that are heard, where other hosts get their pages."""
+        heard = (entry.record for entry in self._entries.values() if not entry.is_silent)
+        return {one.host_id: one.pages_address for one in heard if one.model == model and one.pages_address}
+
     def can_serve(self, model: str) -> bool:
         """Whether any group's workers can serve a request of it now."""
         groups = {entry.record.group for entry in self._entries.values() if entry.record.model == model}

@@ -95,6 +95,15 @@ def test_what_is_placed_beside_a_long_prefix_gets_it_from_there(num_pages_there:
     assert ("more from h01:7000" in rig.placement(f"more{len(placed) - 1}").reason) == is_fetched
 
 
+def test_a_host_that_is_drained_gives_its_prefixes_away() -> None:
+    hosts = [replace(record, pages_address=f"{record.host_id}:7000") for record in pairs(2)]
+    rig = make_rig(*(replace(record, is_draining=record.host_id == "h01") for record in hosts))
+    tell(rig, "h00", [])
+    tell(rig, "h01", range(1, 41))
+    assert send(rig, "r", range(1, 41)) == "p00"
+    assert rig.placement("r").prefix_source == "h01:7000"
+
+
 def test_where_no_pages_pass_between_hosts_nothing_is_fetched() -> None:
     rig = make_rig(*pairs(2))
     tell(rig, "h00", [])
