@@ -202,8 +202,9 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         try:
             prompt = _prompt_from_pb(request)
             if request.fetch_from and self._fetcher is not None:
-                self._fetcher.begin(prompt.hashes[: prompt.num_matchable], request.fetch_from)
-            match = await self._match(request.lease_id, request.attachment, prompt)
+                match = await self._match_fetched(request, prompt, self._fetcher)
+            else:
+                match = await self._match(request.lease_id, request.attachment, prompt)
         except (ArenaRefusal, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.MatchResponse(
@@ -237,6 +238,17 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         if committed.announcement is not None:
             self._announce(committed.announcement)
         return arena_pb2.HandOffResponse(num_pages=receipt.num_pages, num_bytes_copied=receipt.num_bytes_copied)
+
+    async def _match_fetched(
+        self, request: arena_pb2.MatchRequest, prompt: MatchRequest, fetcher: PrefixFetcher
+    ) -> PrefixMatch:
+        """Of a prompt whose prefix another host has more of."""
+        with self._tracer.start_as_current_span("fetch_prefix") as span:
+            fetcher.begin(prompt.hashes[: prompt.num_matchable], request.fetch_from)
+            match = await self._match(request.lease_id, request.attachment, prompt)
+            span.set_attribute("weir.prefix_source", request.fetch_from)
+            span.set_attribute("weir.num_cached_pages", len(match.page_ids))
+        return match
 
     async def _match(self, lease_id: int, attachment: int, request: MatchRequest) -> PrefixMatch:
         """Waits as long as another request is computing the same pages, holding nothing meanwhile."""

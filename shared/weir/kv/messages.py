@@ -33,6 +33,14 @@ class PageChain:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixSource:
+    """Where another host's arena offers more of a prompt's prefix, HOST:PORT, and the trace that is to tell of it."""
+
+    address: str
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Claims:
     """What a worker holds, as it claims when it attaches.
 

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.transfer.host import Host, until
 
 from weir.core.addresses import free_port
-from weir.kv.messages import PageChain, PrefixMatch
+from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
 from weir.kv.movers.pull import PagePull, WantedPage
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.rpc.arena.client import ArenaClient
@@ -22,6 +22,7 @@ from weir_transfer.prefix_fetcher import LEAST_PAGES
 
 HASHES = page_hashes(range(160), prefix_seed("digest"))
 NUM_PAGES = 11
+TRACE = 0xABC
 
 
 @pytest.fixture
@@ -57,7 +58,8 @@ async def compute(client: ArenaClient, num_pages: int = 10, seed: int = 1) -> Pr
 
 
 async def fetch(client: ArenaClient, address: str, num_pages: int = 10) -> PrefixMatch:
-    return await client.match(HASHES[:num_pages], num_pages + 1, 1, fetch_from=address)
+    source = PrefixSource(address, f"00-{TRACE:032x}-{1:016x}-01")
+    return await client.match(HASHES[:num_pages], num_pages + 1, 1, source=source)
 
 
 async def give_back(client: ArenaClient, match: PrefixMatch) -> None:
@@ -71,6 +73,9 @@ async def test_a_prefix_of_another_host_is_found_as_if_it_had_been_computed_here
     match = await fetch(here, hosts[0].pages_address)
     assert len(match.page_ids) == 10
     assert (pages_of(here, match.page_ids) == pages_of(there, computed.acquired.page_ids[:10])).all()
+    [span] = [span for span in hosts[1].spans.get_finished_spans() if span.name == "fetch_prefix"]
+    assert span.context.trace_id == TRACE
+    assert dict(span.attributes or {}) == {"weir.prefix_source": hosts[0].pages_address, "weir.num_cached_pages": 10}
     assert hosts[1].metric("remote_pages_received_total") == hosts[0].metric("remote_pages_offered_total") == 10
     await give_back(here, match)
     again = await fetch(here, hosts[0].pages_address)

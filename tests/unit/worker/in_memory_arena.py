@@ -18,7 +18,7 @@ from weir.kv.arena.segment import Segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.layout import SegmentHeader, layout_of
 from weir.kv.memory.device import ArenaMemory
-from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
+from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch, PrefixSource
 from weir.kv.movers.mover import SharedMemoryMover
 from weir.kv.prefixes import PrefixIndex
 from weir_transfer.core import ArenaCore
@@ -58,7 +58,7 @@ class InMemoryArena:
         self.before_hand_off: Callable[[str], object] = lambda request_id: None
         self.before_match: Callable[[], object] = lambda: None
         self.before_release: Callable[[], object] = lambda: None
-        self.fetched_from: list[str] = []
+        self.sources: list[PrefixSource | None] = []
         """What each match named."""
         self._attachments: dict[str, Attachment] = {}
         self._listeners: dict[int, Callable[[HandedOff], None]] = {}
@@ -194,9 +194,9 @@ class InMemoryArenaClient:
         num_pages: int,
         num_slots: int,
         most_pages_ahead: int | None = None,
-        fetch_from: str = "",
+        source: PrefixSource | None = None,
     ) -> PrefixMatch:
-        self._arena.fetched_from.append(fetch_from)
+        self._arena.sources.append(source)
         await _wait_for(self._arena.before_match())
         request = MatchRequest(tuple(hashes), num_pages, num_slots, most_pages_ahead)
         return self._arena.match(self._worker_id, request)

@@ -39,7 +39,7 @@ from weir.engine.messages import (
 )
 from weir.engine.plan import StepPlan
 from weir.kv.geometry import ArenaGeometry
-from weir.kv.messages import PageChain
+from weir.kv.messages import PageChain, PrefixSource
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir.worker.arena.page_keeper import PageKeeper
@@ -145,7 +145,7 @@ async def test_an_arena_that_does_not_answer_delays_no_end_for_long(rig: Rig, st
 async def test_the_arena_is_told_where_more_of_a_prompt_is(rig: Rig, streams: Streams) -> None:
     await answer(streams, start_command(rig.decode.worker_id, prefix_source="host-b:7000"))
     await answer(streams, start_command(rig.decode.worker_id))
-    assert rig.arena.fetched_from == ["host-b:7000", ""]
+    assert rig.arena.sources == [PrefixSource("host-b:7000"), None]
 
 
 async def test_a_whole_cached_prompt_computes_its_last_page(rig: Rig, streams: Streams) -> None:

@@ -20,7 +20,7 @@ from weir.core.trace_context import inject
 from weir.kv.arena.segment import Segment
 from weir.kv.memory.device import ArenaMemory
 from weir.kv.memory.server import OpenMemory
-from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
+from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch, PrefixSource
 from weir.rpc.arena.lease_stream import Holdings, LeaseStream
 from weir.rpc.channel import Dialer, PlainDialer
 from weir.rpc.conversions import attempt_to_pb
@@ -162,14 +162,13 @@ class ArenaClient:
         num_pages: int,
         num_slots: int,
         most_pages_ahead: int | None = None,
-        fetch_from: str = "",
+        source: PrefixSource | None = None,
     ) -> PrefixMatch:
         """Pins what is cached of a prompt with these page hashes, which needs `num_pages` pages and `num_slots` slots.
 
-        Waits, within the service's bound, for pages that another request computes now, or that come from the arena
-        whose `Pages` service is at `fetch_from`. The rest comes along if it is free, of its pages `most_pages_ahead` at
-        most. The match is given up by `release` unless all its pages get
-        sealed. Raises Unavailable.
+        Waits, within the service's bound, for pages that another request computes now, or that come from `source`. The
+        rest comes along if it is free, of its pages `most_pages_ahead` at most. The match is given up by `release`
+        unless all its pages get sealed. Raises Unavailable.
         """
         ends_at_s = _now_s() + _CALL_DEADLINE_S + self._stream.prefix_wait_s
         while True:
@@ -181,10 +180,12 @@ class ArenaClient:
                 num_pages=num_pages,
                 num_slots=num_slots,
                 most_pages_ahead=most_pages_ahead,
-                fetch_from=fetch_from,
+                fetch_from="" if source is None else source.address,
             )
             timeout_s = _CALL_TIMEOUT_S + self._stream.prefix_wait_s
-            answer = await self._try_once(attachment, self._stub.Match(request, timeout=timeout_s))
+            headers = (("traceparent", source.traceparent),) if source is not None and source.traceparent else ()
+            call = self._stub.Match(request, timeout=timeout_s, metadata=headers)
+            answer = await self._try_once(attachment, call)
             if answer is None:
                 continue
             acquired = Acquired(tuple(answer.page_ids), tuple(answer.slots))

@@ -8,7 +8,7 @@ from weir.core.life import Attempt
 from weir.engine.messages import Arrival
 from weir.kv.arena.segment import Segment
 from weir.kv.memory.device import ArenaMemory
-from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch
+from weir.kv.messages import Acquired, HandedOff, HandOffReceipt, PageChain, PrefixMatch, PrefixSource
 
 
 class Arena(Protocol):
@@ -39,7 +39,7 @@ class Arena(Protocol):
         num_pages: int,
         num_slots: int,
         most_pages_ahead: int | None = None,
-        fetch_from: str = "",
+        source: PrefixSource | None = None,
     ) -> PrefixMatch: ...
 
     async def seal(self, chain: PageChain) -> None: ...

@@ -26,7 +26,7 @@ from weir.engine.messages import (
     SequenceKey,
 )
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.kv.messages import PageChain, PrefixMatch
+from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
 from weir.worker.arena.arena import Arena
 from weir.worker.arena.page_keeper import PageKeeper, hash_pages
 from weir.worker.tasks import WorkerTasks
@@ -132,7 +132,7 @@ class Prefixes:
     async def _match(self, key: SequenceKey, arrival: Arrival) -> None:
         token_ids = (*arrival.params.prompt_token_ids, *arrival.output_token_ids)
         hashes = await hash_pages(token_ids, arrival.params.prefix_seed)
-        match = await self._try_match(hashes, num_pages_for(len(token_ids)), arrival.prefix_source)
+        match = await self._try_match(hashes, num_pages_for(len(token_ids)), _source_of(arrival))
         if self._matching.get(key) is not arrival:
             if match is not None:
                 await self._give_back(match)
@@ -153,10 +153,12 @@ class Prefixes:
         )
         self._post(AddSequence(matched))
 
-    async def _try_match(self, hashes: tuple[bytes, ...], num_pages: int, fetch_from: str) -> PrefixMatch | None:
+    async def _try_match(
+        self, hashes: tuple[bytes, ...], num_pages: int, source: PrefixSource | None
+    ) -> PrefixMatch | None:
         """None: the arena does not answer. The prompt is computed as if nothing were cached."""
         try:
-            return await self._arena.match(hashes, num_pages, 1, self._most_pages_ahead, fetch_from)
+            return await self._arena.match(hashes, num_pages, 1, self._most_pages_ahead, source)
         except WeirError as error:
             self._num_failures += 1
             _log.warning("a prompt's prefix was not looked up: %s", error)
@@ -187,3 +189,7 @@ class Prefixes:
         except WeirError as error:  # others compute these pages themselves
             self._num_failures += 1
             _log.warning("%d pages are not shared: %s", len(chain.page_ids), error)
+
+
+def _source_of(arrival: Arrival) -> PrefixSource | None:
+    return PrefixSource(arrival.prefix_source, arrival.params.traceparent) if arrival.prefix_source else None
