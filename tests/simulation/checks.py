@@ -92,6 +92,8 @@ def _unrest_of(place: "Place") -> str:
         num_pages, num_slots = metrics["free_pages"] + metrics["cached_pages"], metrics["free_slots"]
         if (num_pages, num_slots) != (geometry.num_pages, geometry.num_slots):
             return f"P3: {place.name} has {num_pages:g} of {geometry.num_pages} pages and {num_slots:g} slots"
+    if place.role == "gateway" and not metrics["access_rules_known"]:
+        return f"{place.name} lets nobody in: the answer to what it asked for the rules of access was lost"
     names = (_LEADER_IDLE if metrics["is_leader"] else ()) if place.role == "scheduler" else _IDLE[place.role]
     busy = [f"{name} {metrics[name]:g}" for name in names if metrics[name]]
     return f"{place.name} has {', '.join(busy)}" if busy else ""
