@@ -5,10 +5,11 @@
 
 The twin gathers the same pages into one stream and scatters them into the same places: no frames, no checksums. In
 turns; prints a line for each: GB/s of all rounds, and the processor time of both ends a GB. `--here`: both on this
-machine.
+machine. With `--certs FOLDER` at both ends, a host's as `weir up --hosts` makes it, page streams with TLS too.
 """
 
 import argparse
+import itertools
 import json
 import resource
 import socket
@@ -19,18 +20,25 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from weir.core.life import Attempt
 from weir.kv.movers.listener import PageStreamListener
-from weir.kv.movers.pipes import TcpPipe, connect_tcp
+from weir.kv.movers.pipes import PagePipe, TcpPipe, TlsPipe, connect_tcp, connect_tls
 from weir.kv.movers.pull import PagePull, PullHello, PullLimits, WantedPage
 from weir.kv.movers.source import PageSource
+from weir.rpc.tls.certificates import Certificate
+from weir.rpc.tls.page_streams import client_context, server_context
+from weir.runtime.stack.credentials import HostCredentials
 
 _IDLE_S = 10.0
 _HELLO = PullHello(b"benchmark-stream", Attempt(), b"benchmark-ticket")
 _AT_A_TIME = 16
+Connect = Callable[[float], PagePipe]
+"""Within so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,10 @@ class Measured:
     took_s: float
     puller_cpu_s: float
     source_cpu_s: float
+
+
+def _certificate(folder: Path) -> Certificate:
+    return HostCredentials(folder).certificate("transfer").load()
 
 
 def _cpu_s() -> float:
@@ -54,19 +66,35 @@ def _memory(num_pages: int, page_bytes: int) -> list[memoryview]:
     return [page.data for page in pages]
 
 
-def _serve(host: str, port: int, num_pages: int, page_bytes: int) -> None:
-    """Page streams at `port`, the twin's at the next one, questions at the one after it; until it is killed."""
+def _serve(host: str, port: int, num_pages: int, page_bytes: int, certificate: Certificate | None) -> None:
+    """Page streams at `port`, the twin's at the next one, questions at the one after it, page streams with TLS at the
+    fourth; until it is killed."""
     pages = _memory(num_pages, page_bytes)
     source = PageSource(pages.__getitem__, lambda _: 1)
     source.offer(_HELLO.transfer_id, _HELLO.attempt, _HELLO.ticket)
     offered = source.append(_HELLO.transfer_id, range(num_pages))
     PageStreamListener(source, host, port, idle_s=_IDLE_S)
+    if certificate is not None:
+        PageStreamListener(source, host, port + 3, _tls_opener(certificate), idle_s=_IDLE_S)
     told = json.dumps([page.checksum for page in offered]).encode() + b"\n"
     for offset, answer in ((1, _twin_sender(pages)), (2, _teller(told))):
         listening = socket.create_server((host, port + offset))
         threading.Thread(target=_accept, args=(listening, answer), daemon=True).start()
     print("ready", flush=True)
     threading.Event().wait()
+
+
+def _tls_opener(certificate: Certificate) -> Callable[[socket.socket, float], PagePipe]:
+    def open_pipe(connection: socket.socket, idle_s: float) -> PagePipe:
+        return TlsPipe(server_context(certificate).wrap_socket(connection, server_side=True), idle_s)
+
+    return open_pipe
+
+
+def _tls_connector(host: str, port: int, certificate: Certificate) -> Connect:
+    assert certificate.identity is not None
+    name = certificate.identity.dns_name
+    return lambda timeout_s: connect_tls(host, port, timeout_s, _IDLE_S, client_context(certificate), name)
 
 
 def _accept(listening: socket.socket, answer: Callable[[socket.socket], None]) -> None:
@@ -100,15 +128,9 @@ def _ask(host: str, port: int) -> tuple[list[int], float]:
         return json.loads(lines.readline()), json.loads(lines.readline())
 
 
-def _pull_pages(host: str, port: int, pages: Sequence[memoryview], checksums: Sequence[int], num_streams: int) -> None:
+def _pull_pages(connect: Connect, pages: Sequence[memoryview], checksums: Sequence[int], num_streams: int) -> None:
     limits = PullLimits(num_streams=num_streams)
-    pull = PagePull(
-        _HELLO,
-        len(pages[0]),
-        lambda timeout_s: connect_tcp(host, port, timeout_s, _IDLE_S),
-        limits,
-        time.monotonic() + 120,
-    )
+    pull = PagePull(_HELLO, len(pages[0]), connect, limits, time.monotonic() + 120)
     pull.want([WantedPage(number, 1, checksums[number], page) for number, page in enumerate(pages)])
     pull.finish()
 
@@ -132,9 +154,12 @@ def _pull(asked: argparse.Namespace, host: str, port: int) -> None:
     pages = _memory(asked.pages, asked.page_bytes)
     checksums, _ = _ask(host, port)
     kinds: dict[str, Callable[[], None]] = {"twin": lambda: _pull_twin(host, port, pages)}
-    for num_streams in asked.streams:
-        name = f"page stream, {num_streams} connections" if num_streams > 1 else "page stream"
-        kinds[name] = lambda num=num_streams: _pull_pages(host, port, pages, checksums, num)  # type: ignore[misc]
+    connects: dict[str, Connect] = {"": lambda timeout_s: connect_tcp(host, port, timeout_s, _IDLE_S)}
+    if asked.certs is not None:
+        connects[" with TLS"] = _tls_connector(host, port + 3, _certificate(asked.certs))
+    for (how, connect), num_streams in itertools.product(connects.items(), asked.streams):
+        name = f"page stream{how}, {num_streams} connections" if num_streams > 1 else f"page stream{how}"
+        kinds[name] = partial(_pull_pages, connect, pages, checksums, num_streams)
     found: dict[str, list[Measured]] = {name: [] for name in kinds}
     for number in range(asked.rounds + 1):
         for name, pull in kinds.items():
@@ -163,6 +188,7 @@ def main() -> None:
     where.add_argument("--serve", metavar="HOST:PORT", help="until it is killed")
     where.add_argument("--pull", metavar="HOST:PORT", help="from who serves there")
     where.add_argument("--here", action="store_true", help="both, over the loopback interface")
+    parser.add_argument("--certs", type=Path, help="folder with transfer.pem, transfer.key and ca.pem")
     parser.add_argument("--page-bytes", type=int, default=360 << 10, help="as SmolLM2-135M in bf16")
     parser.add_argument("--pages", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=7)
@@ -171,11 +197,13 @@ def main() -> None:
     asked.streams = asked.streams or [PullLimits().num_streams]
     host, _, port = (asked.serve or asked.pull or "127.0.0.1:17000").rpartition(":")
     if asked.serve:
-        _serve(host, int(port), asked.pages, asked.page_bytes)
+        certificate = None if asked.certs is None else _certificate(asked.certs)
+        _serve(host, int(port), asked.pages, asked.page_bytes, certificate)
     elif asked.pull:
         _pull(asked, host, int(port))
     else:
         own = ["--serve", f"{host}:{port}", "--page-bytes", str(asked.page_bytes), "--pages", str(asked.pages)]
+        own += ["--certs", str(asked.certs)] if asked.certs is not None else []
         command = [sys.executable, "-m", "benchmarks.wire.page_stream", *own]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as serving:
             try:
