@@ -142,6 +142,7 @@ ABSENT: Mapping[str, str] = {
     "weir up --public-tls-cert certs/public-localhost.pem --public-tls-key certs/public-localhost.key": (
         "these files; tests/e2e/test_tls_up.py has its own"
     ),
+    "weir drain --host 10.0.0.2 --grace-s 0 --wait": "other hosts; tests/hosts has some",
     "weir host --join tls://10.0.0.1:4222 --instance lab --address 10.0.0.2 --credentials-dir lab/b": (
         "other hosts; tests/hosts has some"
     ),

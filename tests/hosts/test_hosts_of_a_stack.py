@@ -158,6 +158,25 @@ def test_a_prefix_that_one_host_has_comes_to_the_other(hosts: TwoHosts) -> None:
     assert hosts.answers("fetched") == hosts.answers("anew")
 
 
+def test_no_client_notices_that_a_host_is_drained(hosts: TwoHosts) -> None:
+    hosts.ask("whole", max_tokens=64)
+    begun = hosts.figures(hosts.b)["decode-0"]["decode_steps_total"]
+    asking = hosts.ask("drained", max_tokens=64, wait=False)
+    wait_until(
+        lambda: hosts.figures(hosts.b)["decode-0"]["decode_steps_total"] > begun,
+        timeout_s=_TIMEOUT_S,
+        what="b decodes",
+    )
+    drain = (*_WEIR, "drain", "--host", "b", *_RUNTIME)
+    hosts.a.run(*drain, "--grace-s", "0", "--wait", timeout_s=_TIMEOUT_S)
+    assert asking.wait(_TIMEOUT_S) == 0
+    assert hosts.answers("drained") == hosts.answers("whole")
+    assert hosts.figures(hosts.b)["decode-0"]["num_live"] == 0
+    hosts.a.run(*drain, "--undo", timeout_s=_TIMEOUT_S)
+    with pytest.raises(RuntimeError, match="'c' has no worker; hosts with workers: a, b"):
+        hosts.a.run(*_WEIR, "drain", "--host", "c", *_RUNTIME, timeout_s=_TIMEOUT_S)
+
+
 def test_operators_ask_at_a_host_with_a_scheduler(hosts: TwoHosts) -> None:
     assert "interactive" in hosts.a.run(*_WEIR, "limits", "show", *_RUNTIME, timeout_s=_TIMEOUT_S)
     with pytest.raises(RuntimeError, match="lab has no scheduler that runs here"):

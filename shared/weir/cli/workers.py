@@ -27,7 +27,8 @@ _BEYOND_GRACE_S = 15.0
 _CHANGE_S = 180.0
 _OUTAGE_S = 10.0
 
-Worker = Annotated[str, typer.Argument(help="A worker's id, or its process as `weir status` names it: decode-1.")]
+_WORKER_HELP = "A worker's id, or its process as `weir status` names it: decode-1."
+Worker = Annotated[str, typer.Argument(help=_WORKER_HELP)]
 Grace = Annotated[
     float,
     typer.Option(min=0, max=3600, help="Seconds in which what nobody takes over may end; then it goes on elsewhere."),
@@ -39,7 +40,11 @@ Force = Annotated[
 
 
 def drain(
-    worker: Worker,
+    worker: Annotated[
+        str,
+        typer.Argument(help="A worker's id, or its process as `weir status` names it: decode-1.", show_default=False),
+    ] = "",
+    host: Annotated[str, typer.Option(help="All workers of this host, by its address or name in theirs.")] = "",
     grace_s: Grace = 30.0,
     wait: Wait = False,
     force: Force = False,
@@ -50,28 +55,50 @@ def drain(
     grpc_port: options.InstancePort = None,
     runtime_dir: options.RuntimeDir = None,
 ) -> None:
-    """Empty a worker: it takes nothing new, and what it has goes on elsewhere, or ends. No client notices.
+    """Empty a worker, or a host: it takes nothing new, and what it has goes on elsewhere, or ends. No client notices.
 
     Another decode worker of the same memory goes on at once with what a decode worker runs; nothing is computed again.
+    What goes on at another host gets what it had computed from there, as far as that is worth it.
 
     \b
     weir drain decode-1 --wait
     weir drain decode-1 --undo
+    weir drain --host 10.0.0.2 --grace-s 0 --wait
     """
+    if bool(worker) == bool(host):
+        fail("name one worker, or all of a host by --host", code=EXIT_USAGE)
     with _open_workers(scheduler, admin_key, instance, grpc_port, runtime_dir) as (client, processes):
-        found = _find_worker(client, worker, processes)
-        if undo:
-            before = client.end_drain(found.worker_id)
-            stderr.print(f"{found.worker_id} takes work again; it was {before.duty}", markup=False)
-            return
-        before = client.drain(found.worker_id, grace_s=grace_s, force=force)
-        stderr.print(
-            f"{found.worker_id}: {before.duty} with {before.num_live} sequences; drains within {grace_s:g} s",
-            markup=False,
-        )
-        if wait:
-            after_s = _wait_for_duty(client, found.worker_id, "drained", grace_s + _BEYOND_GRACE_S)
-            stderr.print(f"{found.worker_id} is drained after {after_s:.1f} s", markup=False)
+        found = _workers_at(client, host) if host else [_find_worker(client, worker, processes)]
+        for one in found:
+            _begin_drain(client, one.worker_id, grace_s, force=force, undo=undo)
+        for one in found if wait and not undo else ():
+            after_s = _wait_for_duty(client, one.worker_id, "drained", grace_s + _BEYOND_GRACE_S)
+            stderr.print(f"{one.worker_id} is drained after {after_s:.1f} s", markup=False)
+
+
+def _workers_at(client: WorkersClient, host: str) -> list[WorkerView]:
+    """Raises NotFound."""
+    workers = client.list()
+    found = [worker for worker in workers if _host_of(worker) == host.strip("[]")]
+    if not found:
+        known = ", ".join(sorted({_host_of(worker) for worker in workers})) or "none"
+        raise NotFound("host", f"{host!r} has no worker; hosts with workers: {known}")
+    return found
+
+
+def _host_of(worker: WorkerView) -> str:
+    return worker.address.rpartition(":")[0].strip("[]")
+
+
+def _begin_drain(client: WorkersClient, worker_id: str, grace_s: float, *, force: bool, undo: bool) -> None:
+    if undo:
+        before = client.end_drain(worker_id)
+        stderr.print(f"{worker_id} takes work again; it was {before.duty}", markup=False)
+        return
+    before = client.drain(worker_id, grace_s=grace_s, force=force)
+    stderr.print(
+        f"{worker_id}: {before.duty} with {before.num_live} sequences; drains within {grace_s:g} s", markup=False
+    )
 
 
 def role(
