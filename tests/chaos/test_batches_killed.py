@@ -21,7 +21,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def test_two_gateways_share_a_batch_and_one_is_killed(stack: Stack, tmp_path: Path) -> None:
-    job = BatchJob(tmp_path, num_lines=90)
+    job = BatchJob(tmp_path, num_lines=90, max_tokens=16)
     victim, survivor = stack.processes("gateway")
     _, survivor_url = stack.http_urls()
     batch_id = job.submit(stack)
