@@ -16,6 +16,7 @@ from weir.rpc.tls.certificates import Certificate
 from weir.rpc.tls.page_streams import check_peer, client_context, server_context
 from weir.wire.v1 import pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
+from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.pages_service import PagesService
 from weir_transfer.prefix_fetcher import PrefixFetcher
 from weir_transfer.remote_prefixes import RemotePrefixes
@@ -36,14 +37,14 @@ class PagesPort:
 class PageExchange:
     """Of one arena whose pages lie in the segment. Raises OSError where its streams cannot be listened for."""
 
-    def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, port: PagesPort) -> None:
+    def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, port: PagesPort, settled: ChangeSignal) -> None:
         pages, rows = arena.segment.pages, arena.segment.page_rows
         self._port = port
         source = PageSource(lambda page_id: pages[page_id].data, lambda page_id: int(rows["generation"][page_id]))
         host = port.listen.rpartition(":")[0].strip("[]")
         self._listener = PageStreamListener(source, host, open_pipe=self._open_pipe)
         shown = port.address.rpartition(":")[0]
-        self._servicer = PagesService(arena, remote, source, f"{shown}:{self._listener.port}")
+        self._servicer = PagesService(arena, remote, source, f"{shown}:{self._listener.port}", settled)
         self.fetcher = PrefixFetcher(arena, remote, port.dialer, self._connect)
 
     def add_to(self, server: grpc.aio.Server) -> None:

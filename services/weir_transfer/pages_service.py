@@ -15,19 +15,30 @@ from weir.kv.movers.source import OfferedPage, PageSource
 from weir.kv.prefixes import split_hashes
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
+from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.remote_prefixes import RemotePrefixes
 
 _log = logging.getLogger(__name__)
 LONGEST_OFFER_S = 30.0
 """Then it ends, and its pages are not pinned any more."""
 MAX_OFFERS = 64
+_LOOK_AGAIN_S = 0.1
 
 
 class PagesService(pages_pb2_grpc.PagesServicer):
     """Of one arena whose pages lie in the segment."""
 
-    def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, source: PageSource, stream_address: str) -> None:
-        """`stream_address`: HOST:PORT where page streams of `source` are accepted."""
+    def __init__(
+        self,
+        arena: ClaimedArena,
+        remote: RemotePrefixes,
+        source: PageSource,
+        stream_address: str,
+        settled: ChangeSignal,
+    ) -> None:
+        """`stream_address`: HOST:PORT where page streams of `source` are accepted. `settled` is notified when more may
+        be cached."""
+        self._settled = settled
         self._digest = arena.segment.model_digest
         self._page_bytes = arena.segment.geometry.page_bytes
         self._remote = remote
@@ -47,25 +58,39 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             hashes = split_hashes(request.page_hashes)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        page_ids = self._remote.pin(hashes, request.num_held_pages)
         transfer_id, ticket = secrets.token_bytes(ID_BYTES), secrets.token_bytes(ID_BYTES)
+        loop, page_ids = asyncio.get_running_loop(), list[int]()
+        ends_at_s, is_last = loop.time() + LONGEST_OFFER_S, False
         self._num_offers += 1
         try:
             self._source.offer(transfer_id, Attempt(), ticket)
-            # In a thread: of a long prompt it reads some hundred megabytes.
-            pages = await asyncio.to_thread(self._source.append, transfer_id, page_ids)
-            yield self._offered(transfer_id, ticket, pages)
-            await asyncio.sleep(LONGEST_OFFER_S)
-            _log.warning("an offer of %d pages was not ended by its caller within %.0f s", len(pages), LONGEST_OFFER_S)
+            while not is_last:
+                num_offered = request.num_held_pages + len(page_ids)
+                more = self._remote.pin(hashes, num_offered)
+                page_ids += more
+                is_last = not self._remote.is_next_coming(hashes, num_offered + len(more))
+                # In a thread: of a long prompt it reads some hundred megabytes.
+                pages = await asyncio.to_thread(self._source.append, transfer_id, more)
+                if pages or is_last:
+                    yield self._offered(transfer_id, ticket, pages, is_last=is_last)
+                if not is_last:
+                    # Not longer: something may have settled since it was looked at.
+                    await self._settled.wait(min(_LOOK_AGAIN_S, ends_at_s - loop.time()))
+                    is_last = loop.time() > ends_at_s
+            await asyncio.sleep(ends_at_s - loop.time())
+            _log.warning("an offer of %d pages was not ended by its caller within %g s", len(page_ids), LONGEST_OFFER_S)
         finally:
             self._source.withdraw(transfer_id)
             self._remote.unpin(page_ids)
             self._num_offers -= 1
 
-    def _offered(self, transfer_id: bytes, ticket: bytes, pages: list[OfferedPage]) -> pages_pb2.OfferResponse:
+    def _offered(
+        self, transfer_id: bytes, ticket: bytes, pages: list[OfferedPage], *, is_last: bool
+    ) -> pages_pb2.OfferResponse:
         return pages_pb2.OfferResponse(
             transfer_id=transfer_id,
             ticket=ticket,
             stream_address=self._stream_address,
             pages=[pages_pb2.OfferedPage(generation=page.generation, checksum=page.checksum) for page in pages],
+            is_last=is_last,
         )

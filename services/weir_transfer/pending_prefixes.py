@@ -24,6 +24,11 @@ class PendingPrefixes:
         """How many of the first `hashes` are pending."""
         return next((index for index, page_hash in enumerate(hashes) if page_hash not in self._match_of), len(hashes))
 
+    def is_computed_here(self, page_hash: bytes, *, besides: int) -> bool:
+        """Whether a match of another lease than `besides` is about to seal it."""
+        match_id = self._match_of.get(page_hash)
+        return match_id is not None and self._lease_of[match_id] != besides
+
     def declare(self, lease_id: int, hashes: Iterable[bytes]) -> int:
         """The lease is going to compute those that are not pending already. The match's id; 0 if there are none."""
         new = {page_hash for page_hash in hashes if page_hash not in self._match_of}

@@ -7,7 +7,7 @@ begin ─> pages reserved, expected ─> offered there ─> pulled ─> cached h
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc.aio
@@ -89,35 +89,48 @@ class PrefixFetcher:
             stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
             call = stub.Offer(request, timeout=LONGEST_FETCH_S)
             try:
-                async for offered in call:
-                    return await self._pull(reservation, offered)
+                return await self._pull_offered(reservation, call)
             finally:
                 call.cancel()
-        return 0
 
-    async def _pull(self, reservation: Reservation, offered: pages_pb2.OfferResponse) -> int:
+    async def _pull_offered(self, reservation: Reservation, offers: AsyncIterable[pages_pb2.OfferResponse]) -> int:
+        """Asks for what is offered as it comes."""
+        pull, num_pages = None, 0
+        loop = asyncio.get_running_loop()
+        try:
+            async for offered in offers:
+                pull = pull or self._begin_pull(offered)
+                wanted = self._wanted(reservation, num_pages, offered.pages)
+                pull.want(wanted)
+                num_pages += len(wanted)
+                if offered.is_last:
+                    await loop.run_in_executor(self._threads, pull.finish)
+                    return num_pages
+            raise PullFailed("the offer ended before its last page")
+        finally:
+            while pull is not None and not await asyncio.shield(loop.run_in_executor(self._threads, pull.cancel)):
+                _log.error("a thread that pulls pages does not end: its pages are kept until it does")
+
+    def _wanted(self, reservation: Reservation, first: int, pages: Sequence[pages_pb2.OfferedPage]) -> list[WantedPage]:
+        """Those for which there is room, from page number `first` of the offer on."""
+        places = zip(pages, reservation.page_ids[first:], strict=False)
+        return [
+            WantedPage(number, page.generation, page.checksum, self._pages[page_id].data)
+            for number, (page, page_id) in enumerate(places, start=first)
+        ]
+
+    def _begin_pull(self, offered: pages_pb2.OfferResponse) -> PagePull:
+        """Raises ValueError."""
         if len(offered.transfer_id) != ID_BYTES or len(offered.ticket) != ID_BYTES:
             raise ValueError(f"transfer_id and ticket must have {ID_BYTES} bytes")
         host, port = split_port(offered.stream_address)
-        wanted = [
-            WantedPage(number, page.generation, page.checksum, self._pages[page_id].data)
-            for number, (page, page_id) in enumerate(zip(offered.pages, reservation.page_ids, strict=False))
-        ]
-        pull = PagePull(
+        return PagePull(
             PullHello(offered.transfer_id, Attempt(), offered.ticket),
             self._segment.geometry.page_bytes,
             lambda timeout_s: self._connect(host, port, timeout_s),
             PullLimits(),
             time.monotonic() + LONGEST_FETCH_S,
         )
-        pull.want(wanted)
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._threads, pull.finish)
-        finally:
-            while not await asyncio.shield(loop.run_in_executor(self._threads, pull.cancel)):
-                _log.error("a thread that pulls pages does not end: its pages are kept until it does")
-        return len(wanted)
 
 
 def _why(error: BaseException) -> str:

@@ -67,6 +67,12 @@ class RemotePrefixes:
         self.counters.remote_pages_offered_total += len(pages)
         return tuple(pages)
 
+    def is_next_coming(self, hashes: Sequence[bytes], num_offered: int) -> bool:
+        """Whether the page behind the first `num_offered` is being computed here. What is on its way from another host
+        is not waited for: that one may wait for this one."""
+        following = hashes[num_offered : num_offered + 1]
+        return any(self._pending.is_computed_here(one, besides=TRANSFER_LEASE) for one in following)
+
     def unpin(self, page_ids: Sequence[int]) -> None:
         self._table.prefixes.unpin(TRANSFER_LEASE, np.array(page_ids, np.int64))
         self._num_pinned -= len(page_ids)

@@ -21,6 +21,7 @@ from weir.kv.prefixes import split_hashes
 from weir.rpc.conversions import attempt_from_pb, attempt_to_pb
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
 from weir_transfer.arena import ClaimedArena
+from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.core import ArenaCore
 from weir_transfer.fence import Fence
 from weir_transfer.messages import (
@@ -57,22 +58,6 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Requests = AsyncIterator[arena_pb2.AttachRequest]
-
-
-class ChangeSignal:
-    """Wakes everybody who waits. Only notifications after the begin of a wait count."""
-
-    def __init__(self) -> None:
-        self._changed = asyncio.Event()
-
-    def notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Until the next notification, or for `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
 
 
 class AnnouncementQueue:

@@ -14,13 +14,14 @@ from weir.kv.prefixes import PrefixIndex
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc
 from weir_transfer.arena import ClaimedArena
+from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.core import ArenaCore
 from weir_transfer.fence import Fence, OpenProcess
 from weir_transfer.lease_keeper import Countdowns
 from weir_transfer.messages import ArenaSettings
 from weir_transfer.page_exchange import PageExchange, PagesPort
 from weir_transfer.prefix_events import PrefixEventPublisher
-from weir_transfer.server import ArenaService, ChangeSignal
+from weir_transfer.server import ArenaService
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.05
@@ -45,6 +46,7 @@ class TransferService:
         self._memory_server, self._slab_server = arena.memory_server, arena.slab_server
         self._request_shutdown = request_shutdown
         mover, settled = SharedMemoryMover(arena.segment.geometry.num_pages), ChangeSignal()
+        self._settled = settled
         countdowns = Countdowns(clock, _TICK_S)
         self._is_tick_due = asyncio.Event()
         """Before its time."""
@@ -66,7 +68,7 @@ class TransferService:
 
     def exchange_pages(self, port: PagesPort) -> None:
         """Has prefixes pass between this host and others; for before `add_to`. Raises OSError."""
-        self._exchange = PageExchange(self._arena, self._core.remote, port)
+        self._exchange = PageExchange(self._arena, self._core.remote, port, self._settled)
         self._servicer.fetch_by(self._exchange.fetcher, port.address)
 
     def add_to(self, server: grpc.aio.Server) -> None:

@@ -247,13 +247,14 @@ class Placer:
 
     def _prefix_source(self, pool: Pool, arena_id: str, hashes: Hashes) -> str:
         """Where the prefix of a prompt that is placed in this arena comes from, if another one has enough more of it.
-        Load comes first: what is placed elsewhere takes its prefix along. What is only about to be computed in this one
-        does not count: of several prompts that begin alike whichever comes first is to bring it."""
+        Load comes first: what is placed elsewhere takes its prefix along, also while it is being computed there. What
+        is only about to be computed in this one does not count: of several prompts that begin alike whichever comes
+        first is to bring it."""
         addresses = pool.pages_addresses
         if len(addresses) < 2 or arena_id not in addresses or not hashes:
             return ""
         holders = self.prefixes.deepest([other for other in addresses if other != arena_id], hashes)
-        num_there = self.prefixes.num_reported_tokens(holders[0], hashes) if holders else 0
+        num_there = self.prefixes.num_cached_tokens(holders[0], hashes) if holders else 0
         num_here = self.prefixes.num_reported_tokens(arena_id, hashes)
         return addresses[holders[0]] if num_there - num_here >= LEAST_FETCHED_TOKENS else ""
 

@@ -52,10 +52,11 @@ class PretendedProcess:
 class Host:
     """One transfer service after the other on one socket, and clients that are closed at the end."""
 
-    def __init__(self, directory: Path, settings: ArenaSettings = _SETTINGS, *, pages_address: str = "") -> None:
-        """`pages_address`: where other hosts get pages; empty: nowhere."""
+    def __init__(self, directory: Path, settings: ArenaSettings = _SETTINGS, *, exchanges_pages: bool = False) -> None:
+        """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on."""
         self._settings = settings
-        self.pages_address = pages_address
+        self._exchanges_pages = exchanges_pages
+        self.pages_address = ""
         self.socket_path = directory / "arena.sock"
         self.segment_path = directory / "arena"
         self.spans = InMemorySpanExporter()
@@ -71,11 +72,10 @@ class Host:
         tracer = self._provider.get_tracer("test")
         self.service = TransferService(arena, self._settings, self._open_process, tracer, self.shutdown_reasons.append)
         self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
-        if self.pages_address:
-            self.service.exchange_pages(
-                PagesPort("test", self.pages_address, self.pages_address, PlainDialer(), certificate=None)
-            )
-            self._server.add_insecure_port(self.pages_address)
+        if self._exchanges_pages:
+            self.pages_address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+            port = PagesPort("test", self.pages_address, self.pages_address, PlainDialer(), certificate=None)
+            self.service.exchange_pages(port)
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")
         await self._server.start()

@@ -31,7 +31,7 @@ async def hosts() -> AsyncIterator[list[Host]]:
         made = []
         for _ in range(2):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-"))
-            host = Host(Path(folder), pages_address=f"127.0.0.1:{free_port()}")
+            host = Host(Path(folder), exchanges_pages=True)
             await host.start()
             stack.push_async_callback(host.close)
             made.append(host)
@@ -112,6 +112,46 @@ async def test_a_part_that_the_other_host_has_is_taken_and_the_rest_computed(hos
     assert (len(match.page_ids), len(match.acquired.page_ids)) == (4, 7)
     assert hosts[1].metric("remote_prefixes_failed_total") == 1
     await give_back(here, match)
+
+
+async def test_a_prefix_that_is_still_being_computed_comes_as_it_is_sealed(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    computing = await there.match(HASHES, NUM_PAGES, 1)
+    page_ids = computing.acquired.page_ids
+    there.segment.pages[list(page_ids)] = np.random.default_rng(5).integers(0, 256, (NUM_PAGES, 4096), np.uint8)
+    await there.seal(PageChain(page_ids[:2], HASHES[:2]))
+    fetching = asyncio.create_task(fetch(here, hosts[0].pages_address))
+    for first in range(2, 10, 4):
+        await until(lambda first=first: hosts[0].metric("remote_pages_offered_total") == first)  # type: ignore[misc]
+        assert not fetching.done()
+        await there.seal(PageChain(page_ids[first : first + 4], HASHES[first : first + 4], HASHES[:first]))
+    match = await fetching
+    assert (pages_of(here, match.page_ids) == pages_of(there, page_ids[:10])).all()
+    assert len(match.page_ids) == 10
+    await give_back(here, match)
+    await there.release((), computing.acquired.slots, [PageChain(page_ids, HASHES)], [computing.match_id])
+
+
+async def test_who_gives_up_a_prefix_ends_what_others_wait_for(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    computing = await there.match(HASHES, NUM_PAGES, 1)
+    fetching = asyncio.create_task(fetch(here, hosts[0].pages_address))
+    await until(lambda: hosts[1].metric("remote_pages_reserved") == 10)
+    await there.release(computing.acquired.page_ids, computing.acquired.slots, [], [computing.match_id])
+    match = await fetching
+    assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
+    await give_back(here, match)
+
+
+async def test_two_that_want_the_same_of_one_another_do_not_wait_for_one_another(hosts: list[Host]) -> None:
+    clients = [await host.client("w0") for host in hosts]
+    async with asyncio.timeout(1.5):
+        matches = await asyncio.gather(
+            *(fetch(client, other.pages_address) for client, other in zip(clients, reversed(hosts), strict=True))
+        )
+    for client, match in zip(clients, matches, strict=True):
+        assert match.page_ids == ()
+        await give_back(client, match)
 
 
 async def test_short_prefixes_are_computed(hosts: list[Host]) -> None:

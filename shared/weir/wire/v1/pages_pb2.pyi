@@ -54,7 +54,9 @@ Global___OfferRequest: _TypeAlias = OfferRequest  # noqa: Y015
 
 @_typing.final
 class OfferResponse(_message.Message):
-    """The pages that are offered, in the order of the prefix, beginning with the first that the caller lacks."""
+    """Pages that are offered, in the order of the prefix: the first answer begins with the first one that the caller lacks, each
+    other one goes on from the one before.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -62,12 +64,15 @@ class OfferResponse(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     STREAM_ADDRESS_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.bytes
     """Names the transfer on page streams, 16 bytes."""
     ticket: _builtins.bytes
     """Lets a page stream in, 16 bytes."""
     stream_address: _builtins.str
     """HOST:PORT at which page streams are accepted."""
+    is_last: _builtins.bool
+    """No more will be offered."""
     @_builtins.property
     def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___OfferedPage]:
         """The pages."""
@@ -79,10 +84,11 @@ class OfferResponse(_message.Message):
         ticket: _builtins.bytes = ...,
         stream_address: _builtins.str = ...,
         pages: _abc.Iterable[Global___OfferedPage] | None = ...,
+        is_last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages", "stream_address", b"stream_address", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_last", b"is_last", "pages", b"pages", "stream_address", b"stream_address", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,8 +47,9 @@ class PagesServicer:
     """
 
     def Offer(self, request, context):
-        """Offers the pages of a prefix that are cached here, pinned as long as the call goes on: the caller pulls them, then ends
-        the call. Where nothing of it is cached the answer has no pages. FAILED_PRECONDITION: another model, or other pages.
+        """Offers the pages of a prefix that are cached here, pinned as long as the call goes on, and those that are being computed
+        as they come: the caller pulls them, then ends the call. Where there is nothing of it the one answer has no pages.
+        FAILED_PRECONDITION: another model, or other pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,9 @@ class PagesStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PagesAsyncStub: ...
     Offer: _grpc.UnaryStreamMultiCallable[_pages_pb2.OfferRequest, _pages_pb2.OfferResponse]
-    """Offers the pages of a prefix that are cached here, pinned as long as the call goes on: the caller pulls them, then ends
-    the call. Where nothing of it is cached the answer has no pages. FAILED_PRECONDITION: another model, or other pages.
+    """Offers the pages of a prefix that are cached here, pinned as long as the call goes on, and those that are being computed
+    as they come: the caller pulls them, then ends the call. Where there is nothing of it the one answer has no pages.
+    FAILED_PRECONDITION: another model, or other pages.
     """
 
 @_typing.type_check_only
@@ -44,8 +45,9 @@ class PagesAsyncStub(PagesStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Offer: _aio.UnaryStreamMultiCallable[_pages_pb2.OfferRequest, _pages_pb2.OfferResponse]  # type: ignore[assignment]
-    """Offers the pages of a prefix that are cached here, pinned as long as the call goes on: the caller pulls them, then ends
-    the call. Where nothing of it is cached the answer has no pages. FAILED_PRECONDITION: another model, or other pages.
+    """Offers the pages of a prefix that are cached here, pinned as long as the call goes on, and those that are being computed
+    as they come: the caller pulls them, then ends the call. Where there is nothing of it the one answer has no pages.
+    FAILED_PRECONDITION: another model, or other pages.
     """
 
 class PagesServicer(metaclass=_abc_1.ABCMeta):
@@ -57,8 +59,9 @@ class PagesServicer(metaclass=_abc_1.ABCMeta):
         request: _pages_pb2.OfferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_pages_pb2.OfferResponse], _abc.AsyncIterator[_pages_pb2.OfferResponse]]:
-        """Offers the pages of a prefix that are cached here, pinned as long as the call goes on: the caller pulls them, then ends
-        the call. Where nothing of it is cached the answer has no pages. FAILED_PRECONDITION: another model, or other pages.
+        """Offers the pages of a prefix that are cached here, pinned as long as the call goes on, and those that are being computed
+        as they come: the caller pulls them, then ends the call. Where there is nothing of it the one answer has no pages.
+        FAILED_PRECONDITION: another model, or other pages.
         """
 
 def add_PagesServicer_to_server(servicer: PagesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
