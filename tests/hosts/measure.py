@@ -1,0 +1,120 @@
+"""What clients of a stack of two hosts see of its pages and its drains: `python -m tests.hosts.measure`, as root.
+
+prefix  time to the first token of prompts of some 900 tokens: all but the end cached at the other host, computed, cached
+drain   of 16 streams the longest wait between two tokens, while one of the hosts is drained
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from tests.hosts.two_hosts import RUNTIME, TIMEOUT_S, WEIR, TwoHosts, open_two_hosts
+
+from weir.testing.stack import wait_until
+
+_NUM_STREAMS, _NUM_ROUNDS = 16, 4
+_CLIENT = """
+import asyncio, json, sys, time
+from weir.client import AsyncWeirClient, GenerateOptions
+
+async def ask(client, prompt, max_tokens):
+    times, texts = [time.monotonic()], []
+    options = GenerateOptions(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    async for chunk in client.generate(prompt, options):
+        times.append(time.monotonic())
+        texts.append(chunk.text)
+    return [times, "".join(texts)]
+
+async def main(max_tokens, *prompts):
+    async with AsyncWeirClient("a:50051") as client:
+        print(json.dumps(await asyncio.gather(*(ask(client, prompt, int(max_tokens)) for prompt in prompts))))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, open_two_hosts(Path(folder), _NUM_STREAMS) as two:
+        two.start(two.b)
+        wait_until(lambda: two.num_workers() == 4, timeout_s=TIMEOUT_S, what="both hosts' workers are known")
+        _measure_prefixes(two)
+        _measure_drains(two)
+
+
+def _measure_prefixes(two: TwoHosts) -> None:
+    _drain(two, "b", "--grace-s", "0", "--wait")
+    for number in range(_NUM_ROUNDS):
+        _first_token_ms(two, _long(number))
+    _drain(two, "b", "--undo")
+    _drain(two, "a", "--grace-s", "0", "--wait")
+    _first_token_ms(two, "Hello")
+    found = [
+        (
+            _first_token_ms(two, f"{_long(number)} What is {number}?"),
+            _first_token_ms(two, f"{_long(100 + number)} What is {number}?"),
+            _first_token_ms(two, f"{_long(number)} And what is {number}?"),
+        )
+        for number in range(_NUM_ROUNDS)
+    ]
+    _drain(two, "a", "--undo")
+    for what, values in zip(("fetched", "computed", "cached"), zip(*found, strict=True), strict=True):
+        print(f"first token, {what}: {median(values):.0f} ms ({min(values):.0f} to {max(values):.0f})")
+
+
+def _measure_drains(two: TwoHosts) -> None:
+    prompts = [f"Story {number}: once upon a time" for number in range(_NUM_STREAMS)]
+    for _ in range(_NUM_ROUNDS):
+        usual = _answers(two, 200, prompts)
+        asking = _begin(two, 200, prompts)
+        wait_until(lambda: two.figures(two.b)["decode-0"]["num_running"] >= 6, timeout_s=TIMEOUT_S, what="b decodes")
+        num_moved = two.figures(two.b)["decode-0"]["num_running"]
+        _drain(two, "b", "--grace-s", "0", "--wait")
+        drained = json.loads(asking.communicate(timeout=TIMEOUT_S)[0])
+        _drain(two, "b", "--undo")
+        is_same = [text for _, text in drained] == [text for _, text in usual]
+        steps, longest = (
+            [gap for times, _ in usual for gap in _gaps(times)],
+            [max(_gaps(times)) for times, _ in drained],
+        )
+        print(
+            f"drain with {num_moved:.0f} streams there: longest wait of each stream, ms: "
+            f"{sorted(round(1000 * gap) for gap in longest)}; usual {1000 * median(steps):.0f}; same texts: {is_same}"
+        )
+        time.sleep(1)
+
+
+def _long(number: int) -> str:
+    return " ".join(f"Case {number}.{line}: whoever reads this line goes on to the next one." for line in range(46))
+
+
+def _first_token_ms(two: TwoHosts, prompt: str) -> float:
+    [(times, _)] = _answers(two, 4, [prompt])
+    return 1000 * float(times[1] - times[0])
+
+
+def _answers(two: TwoHosts, max_tokens: int, prompts: Sequence[str]) -> list[tuple[list[float], str]]:
+    told: list[tuple[list[float], str]] = json.loads(_begin(two, max_tokens, prompts).communicate(timeout=TIMEOUT_S)[0])
+    return told
+
+
+def _begin(two: TwoHosts, max_tokens: int, prompts: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """A client at host a."""
+    return two.a.popen([sys.executable, "-c", _CLIENT, str(max_tokens), *prompts])
+
+
+def _gaps(times: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(times[1:])]
+
+
+def _drain(two: TwoHosts, host: str, *flags: str) -> None:
+    two.a.run(*WEIR, "drain", "--host", host, *RUNTIME, *flags, timeout_s=TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    main()

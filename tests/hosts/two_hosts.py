@@ -1,0 +1,110 @@
+"""A stack of two hosts in a lab, as `weir up --hosts` says and `weir host` runs it."""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.hosts.lab import Host, Lab
+
+from weir.testing.stack import START_TIMEOUT_S, wait_until
+
+ADDRESS = "a:50051"
+WEIR = (sys.executable, "-m", "weir.cli.main")
+RUNTIME = ("--runtime-dir", "/run/weir")
+TIMEOUT_S = 120.0
+_ARENA = ("--arena-bytes", "256MiB", "--max-context-tokens", "1024")
+_SHM_BYTES = 400 << 20
+_FILE = """
+instance = "lab"
+[hosts.a]
+address = "a"
+serve_nats = true
+schedulers = 1
+gateways = 1
+[hosts.b]
+address = "b"
+"""
+PROMPTS = [f"{word} and {number} things that follow from it:" for number in range(3) for word in ("Rain", "Iron", "A")]
+
+
+@dataclass
+class TwoHosts:
+    """A stack in a lab, of which host `a` runs and `b` does not yet."""
+
+    a: Host
+    b: Host
+    commands: dict[str, list[str]]
+    max_num_seqs: int
+    """Of a worker."""
+
+    def start(self, host: Host) -> "subprocess.Popen[bytes]":
+        """Ready when this returns."""
+        log = host.disk / "host.log"
+        environ = {"WEIR_MAX_NUM_SEQS": str(self.max_num_seqs)}
+        process = host.start([*WEIR, *self.commands[host.name][1:], *_ARENA, *RUNTIME], log=log, env=environ)
+            [*WEIR, *self.commands[host.name][1:], *_ARENA, *RUNTIME],
+            log=log,
+            env={"WEIR_MAX_NUM_SEQS": str(self.max_num_seqs)},
+        )
+        said = log.stat().st_size if log.exists() else 0
+
+        def is_ready() -> bool:
+            text = log.read_bytes()[said:].decode(errors="replace")
+            assert process.poll() is None, text
+            return "ready after" in text and "Ctrl-C ends it" in text
+
+        wait_until(is_ready, timeout_s=START_TIMEOUT_S, what=f"host {host.name} is ready")
+        return process
+
+    def figures(self, host: Host) -> dict[str, dict[str, float]]:
+        """Of the processes that run at it, as `weir status` at that host says."""
+        told = json.loads(host.run(*WEIR, "status", "--json", *RUNTIME, timeout_s=TIMEOUT_S))
+        assert all(process["state"] == "ready" for process in told["processes"]), told
+        return {process["name"]: process["metrics"] for process in told["processes"]}
+
+    def ask(
+        self, name: str, prompts: Sequence[str] = PROMPTS, *flags: str, max_tokens: int, wait: bool = True
+    ) -> "subprocess.Popen[bytes]":
+        """All prompts at once, by a client at a; its answers go to a file of this name, which is new."""
+        file = self.a.disk / f"{name}.prompts.jsonl"
+        file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        assert not (self.a.disk / name).exists()
+        options = ("--temperature", "0", "--max-tokens", str(max_tokens), "--address", ADDRESS)
+        files = ("--input", str(file), "--output", str(self.a.disk / name))
+        asking = self.a.start([*WEIR, "generate", *options, *flags, *files], log=self.a.disk / f"{name}.log")
+        if wait:
+            assert asking.wait(TIMEOUT_S) == 0, (self.a.disk / f"{name}.log").read_text()
+        return asking
+
+    def answers(self, name: str) -> dict[Any, str]:
+        lines = [json.loads(line) for line in (self.a.disk / name).read_text().splitlines()]
+        assert len(lines) == len(PROMPTS)
+        return {line["id"]: line["text"] for line in lines}
+
+    def num_workers(self) -> int:
+        """That the scheduler knows."""
+        return int(self.figures(self.a)["scheduler-0"]["workers"])
+
+
+@contextmanager
+def open_two_hosts(folder: Path, max_num_seqs: int) -> Iterator[TwoHosts]:
+    """Host `a` runs. `max_num_seqs`: of a worker."""
+    (folder / "hosts.toml").write_text(_FILE)
+    with Lab(folder) as lab:
+        a, b = (lab.host(name, shm_bytes=_SHM_BYTES) for name in ("a", "b"))
+        made = [*WEIR, "up", "--hosts", str(folder / "hosts.toml"), "--out", str(folder / "made"), "--grace-s", "3"]
+        printed = subprocess.run(made, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+        commands = {}
+        for host, line in zip((a, b), printed[1::2], strict=True):
+            (folder / "made" / host.name).rename(host.disk / "credentials")
+            own = line.replace(str(folder / "made" / host.name), str(host.disk / "credentials"))
+            commands[host.name] = shlex.split(own)
+        two = TwoHosts(a, b, commands, max_num_seqs)
+        two.start(a)
+        yield two
