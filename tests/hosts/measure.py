@@ -1,6 +1,6 @@
 """What clients of a stack of two hosts see of its pages and its drains: `python -m tests.hosts.measure`, as root.
 
-prefix  time to the first token of prompts of some 900 tokens: all but the end cached at the other host, computed, cached
+prefix  time to the first token of 900 tokens of prompt: all but the end cached at the other host, computed, cached
 drain   of 16 streams the longest wait between two tokens, while one of the hosts is drained
 """
 

@@ -48,10 +48,6 @@ class TwoHosts:
         log = host.disk / "host.log"
         environ = {"WEIR_MAX_NUM_SEQS": str(self.max_num_seqs)}
         process = host.start([*WEIR, *self.commands[host.name][1:], *_ARENA, *RUNTIME], log=log, env=environ)
-            [*WEIR, *self.commands[host.name][1:], *_ARENA, *RUNTIME],
-            log=log,
-            env={"WEIR_MAX_NUM_SEQS": str(self.max_num_seqs)},
-        )
         said = log.stat().st_size if log.exists() else 0
 
         def is_ready() -> bool:
