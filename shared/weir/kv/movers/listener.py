@@ -3,6 +3,7 @@
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
@@ -14,6 +15,7 @@ DEFAULT_IDLE_S = 5.0
 MAX_STREAMS = 256
 _BACKLOG = 64
 _JOIN_S = 1.0
+_NO_DESCRIPTOR_S = 0.1
 OpenPipe = Callable[[socket.socket, float], PagePipe]
 """Of an accepted connection, within so many seconds. Raises OSError for one that does not prove who it is."""
 
@@ -67,6 +69,7 @@ class PageStreamListener:
             except OSError:  # closed, or no descriptor is free
                 if self._is_closed:
                     return
+                time.sleep(_NO_DESCRIPTOR_S)
                 continue
             if not self._free.acquire(blocking=False):
                 _log.warning("a page stream from %s is one too many", address[0])

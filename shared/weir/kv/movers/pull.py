@@ -184,7 +184,9 @@ class PagePull:
     def _wait_wanted(self) -> bool:
         """Whether there is something to ask for; False: the pull is over."""
         with self._changed:
-            self._changed.wait_for(self._is_something_to_do)
+            if not self._changed.wait_for(self._is_something_to_do, max(0.0, self._deadline_s - time.monotonic())):
+                self._problem = self._problem or "its time was over"
+                self._changed.notify_all()
             return self._problem is None and bool(self._queue)
 
     def _is_something_to_do(self) -> bool:
