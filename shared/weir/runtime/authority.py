@@ -217,12 +217,13 @@ def _write(pair: Pair, cert: bytes, key: ec.EllipticCurvePrivateKey, *, force: b
     taken = [str(path) for path in (pair.cert, pair.key) if path.exists()]
     if taken and not force:
         raise AuthorityError(f"{' and '.join(taken)}: there already; --force replaces what is there")
-    _replace(pair.key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    _replace(pair.cert, cert, 0o644)
+    replace_file(pair.key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    replace_file(pair.cert, cert, 0o644)
     return pair
 
 
-def _replace(path: Path, content: bytes, mode: int) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """As a whole: a reader sees the old one or the new one. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:

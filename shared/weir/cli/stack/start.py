@@ -23,10 +23,10 @@ from weir.model.errors import ModelError
 from weir.model.files.source import resolve_model
 from weir.runtime.config import ConfigError, ServiceConfig, resolve_config
 from weir.runtime.stack.config import StackConfig
+from weir.runtime.stack.host import DEFAULT_NATS_PORT
 from weir.runtime.stack.leftovers import Removed
 from weir.runtime.stack.models import StackModel, StackModels
 
-_NATS_PORT = 4222
 _NATS_LIMIT_S = 5.0
 _NATS_POLL_S = 0.5
 _SERVICE_KEYS = frozenset(entry.name for entry in fields(ServiceConfig))
@@ -113,7 +113,7 @@ def _try_find_nats_problem(url: str) -> str | None:
     """Why nobody answers there, without what may be a password."""
     try:
         where = urlsplit(url)
-        socket.create_connection((where.hostname or "", where.port or _NATS_PORT), _NATS_LIMIT_S).close()
+        socket.create_connection((where.hostname or "", where.port or DEFAULT_NATS_PORT), _NATS_LIMIT_S).close()
     except (OSError, ValueError) as error:
         return str(error) if masked_url(url) == url else type(error).__name__  # its text may quote a part of the URL
     return None

@@ -1,12 +1,11 @@
 """Credentials of all hosts of a stack, made in one place to be copied to each."""
 
-import os
 from pathlib import Path
 
 from weir.bus.nats_users import NATS_ROLES, NatsRole, make_seed
 from weir.core.credentials import make_key
 from weir.rpc.identities import CertifiedIdentity, CertifiedRole
-from weir.runtime.authority import authority_pair, issue_member, issue_public, make_authority
+from weir.runtime.authority import authority_pair, issue_member, issue_public, make_authority, replace_file
 from weir.runtime.stack.credentials import HostCredentials, nats_role_of
 from weir.runtime.stack.hosts_file import HostEntry, Hosts
 
@@ -28,11 +27,11 @@ def make_credentials(hosts: Hosts, folder: Path) -> None:
 def _make_for(host: HostEntry, hosts: Hosts, folder: Path, seeds: "dict[NatsRole, str]", admin_key: str) -> None:
     made = HostCredentials(folder / host.name)
     made.folder.mkdir(mode=0o700, exist_ok=True)
-    _write(made.authority, authority_pair(folder).cert.read_text())
+    replace_file(made.authority, authority_pair(folder).cert.read_bytes())
     roles = _roles_of(host)
     if host.schedulers or host.gateways:
         roles.append("operator")
-        _write(made.admin_key, admin_key)
+        replace_file(made.admin_key, admin_key.encode())
     for role in roles:
         identity = CertifiedIdentity(hosts.instance, role, host.name)
         issue_member(folder, identity, days=DAYS, force=True, out=made.folder, stem=role)
@@ -40,7 +39,7 @@ def _make_for(host: HostEntry, hosts: Hosts, folder: Path, seeds: "dict[NatsRole
         issue_public(folder, (host.address,), days=DAYS, force=True, out=made.folder, stem="nats")
     needed = set(NATS_ROLES) if host.serve_nats else {nats_role_of(role) for role in roles}
     for nats_role in needed:
-        _write(made.nats_seed(nats_role), seeds[nats_role])
+        replace_file(made.nats_seed(nats_role), seeds[nats_role].encode())
 
 
 def _roles_of(host: HostEntry) -> list[CertifiedRole]:
@@ -57,15 +56,5 @@ def _roles_of(host: HostEntry) -> list[CertifiedRole]:
 
 def _kept(path: Path, new: str) -> str:
     if not path.exists():
-        _write(path, new)
+        replace_file(path, new.encode())
     return path.read_text()
-
-
-def _write(path: Path, text: str) -> None:
-    """For this user alone, whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    unfinished.replace(path)
