@@ -194,6 +194,7 @@ class Gateway:
             await self._audit.close()
         await self._connections.close()
         self._feed.close()
+        self.processor.refusals.close()
         await self._http.stop()  # before what answers are made of
         await self._neighbours.close()
         await self._endpoint.close()

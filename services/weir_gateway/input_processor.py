@@ -21,6 +21,7 @@ from weir_gateway.entry.entry import Entry
 from weir_gateway.entry.queue_view import Ticket
 from weir_gateway.keys.keyed_requests import Accepted, KeyedRequests
 from weir_gateway.output_lengths import OutputLengths
+from weir_gateway.refusal_pace import RefusalPace
 from weir_gateway.requests.cap_checks import check_caps
 from weir_gateway.requests.client_request import ClientRequest, FieldNames
 from weir_gateway.requests.models import ModelDirectory, ServedModel
@@ -79,6 +80,7 @@ class InputProcessor:
         self._pace = OutputPace(self._clock)
         shares = WorkShares(limits.prepare_share, _PREPARE_BURST_S, self._clock)
         self.threads = TenantThreads(_NUM_THREADS, "prompts", shares, max_wait_s=limits.prepare_wait_s)
+        self.refusals = RefusalPace(self._clock)
         self._tokenizer = PromptTokenizer(self.threads)
         self.tokenization = Tokenization(models, limits, driver, self._tokenizer)
         self._metrics = RequestMetrics()

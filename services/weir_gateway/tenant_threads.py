@@ -15,6 +15,9 @@ from weir.core.turns import TurnQueue
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.work_shares import WorkShares
 
+_REFUSED_S = 0.25
+"""Of work: what a long text that is refused counts beside what it took. Nobody has any use for it."""
+
 _ResultT = TypeVar("_ResultT")
 
 
@@ -75,6 +78,10 @@ class TenantThreads:
     def charge(self, caller: Holder, work_s: float) -> None:
         """For what was done for it elsewhere."""
         self._shares.add(caller, work_s)
+
+    def charge_refused(self, caller: Holder) -> None:
+        """For what was long, and read in vain."""
+        self._shares.add(caller, _REFUSED_S)
 
     async def wait_for_share(self, caller: Holder) -> None:
         """Returns when it may have more of a core. Its caller bounds that."""

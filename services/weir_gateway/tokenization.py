@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from weir.core.errors import DeadlineExceeded, Overloaded, QuotaExceeded
+from weir.core.errors import DeadlineExceeded, FieldViolation, InvalidRequest, Overloaded, QuotaExceeded
 from weir.model.tokens.tokenizer import MAX_CHARS_AT_ONCE
 from weir_gateway.access import Caller
 from weir_gateway.driving.driver import Driver
@@ -24,6 +25,9 @@ _AnswerT = TypeVar("_AnswerT")
 _MAX_INLINE_TOKENS = 512
 _MAX_INLINE_MESSAGES = 64
 _NUMBER_CHARS = 8
+_USUAL_CHARS = 8
+"""Of a token, at most."""
+_FAR = 1.25
 
 
 def _hear_nothing() -> None: ...
@@ -42,8 +46,19 @@ class PromptTokenizer:
         if isinstance(prompt, TokenIds):
             return list(prompt.ids)
         field = prompt_field(prompt, client_request.names)
-        # A template writes the beginning-of-sequence token itself.
-        return await self.encode(prompt, model, caller, field=field, add_bos=isinstance(prompt, Text), answer=list)
+
+        def check() -> None:
+            _check_is_not_far_longer(_sure_text(prompt), model, field)
+
+        try:
+            # A template writes the beginning-of-sequence token itself.
+            return await self.encode(
+                prompt, model, caller, field=field, add_bos=isinstance(prompt, Text), answer=list, on_begin=check
+            )
+        except InvalidRequest:
+            if not _is_short(prompt):
+                self._threads.charge_refused(caller)
+            raise
 
     async def encode(
         self,
@@ -57,7 +72,8 @@ class PromptTokenizer:
         on_begin: Callable[[], None] = _hear_nothing,
     ) -> _AnswerT:
         """What `answer` makes of the tokens, where they are made: of a long text it is long too. `field` is what the
-        client calls the prompt, for errors. `on_begin` is called where and when it is worked on first."""
+        client calls the prompt, for errors. `on_begin` is called where and when it is worked on first; what it raises
+        ends that."""
 
         def write_out() -> str:
             on_begin()
@@ -222,6 +238,32 @@ def plain_text(prompt: Text | Conversation, model: ServedModel) -> str:
         continue_final_message=prompt.continue_final_message,
         variables=prompt.template_variables,
     )
+
+
+def is_far_longer(text: str, num_tokens: int, encode: Callable[[str], list[int]]) -> bool:
+    """Than so many tokens, as its beginning tells, which costs no more where the text is longer still. False: encode it
+    to know. Where a text is cut its last tokens may be others, of which no model's are a quarter."""
+    num_chars = _USUAL_CHARS * num_tokens
+    while num_chars < len(text):
+        if len(encode(text[:num_chars])) > num_tokens * _FAR:
+            return True
+        num_chars *= 4
+    return False
+
+
+def _check_is_not_far_longer(text: str, model: ServedModel, field: str) -> None:
+    """Than the model's context. Raises InvalidRequest."""
+    context = model.max_context_tokens
+    if is_far_longer(text, context, partial(model.tokenizer.encode, add_bos=False, field=field)):
+        limit = f"{model.name} takes at most {context - 1}, so that one token of output fits"
+        raise InvalidRequest([FieldViolation(field, f"is more than {context} tokens; {limit}")])
+
+
+def _sure_text(prompt: Text | Conversation) -> str:
+    """What the model reads of it whatever its template is: of others' turns some leave parts out."""
+    if isinstance(prompt, Text):
+        return prompt.text
+    return "".join(one["content"] for one in prompt.messages if one["role"] == "user")
 
 
 def _is_short(prompt: Text | Conversation) -> bool:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from weir.core.errors import InvalidRequest
 from weir.core.shares import SharedRoom
 from weir.rpc.body_budget import BodyBudget
 from weir_gateway.access import Caller
@@ -64,6 +65,8 @@ class BodyReader:
             parsing.cancel()
         if parsing.cancelled():
             raise ClientDisconnect
+        if isinstance(parsing.exception(), InvalidRequest):
+            self._threads.charge_refused(caller)
         return parsing.result()
 
     @asynccontextmanager

@@ -155,8 +155,10 @@ class HttpFrontend:
                 response = await answer(request)
             except WeirError as error:
                 response = error_form_of(request.url.path).of_error(error, correlation_id)
+                await self._pace_refusal(request)
             except BadBody as error:
                 response = error_form_of(request.url.path).of_status(error.status, str(error), correlation_id)
+                await self._pace_refusal(request)
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
             except Exception as error:  # noqa: BLE001 - the boundary of one HTTP request: logged, counted, answered
@@ -169,6 +171,12 @@ class HttpFrontend:
             return response
 
         return Endpoint(handle)
+
+    async def _pace_refusal(self, request: Request) -> None:
+        """Where it could be in others' way. All who are not known are one."""
+        caller: Caller | None = request.state.caller
+        if caller is None or caller.has_peers:
+            await self._processor.refusals.wait("" if caller is None else caller.tenant)
 
     def _quota_headers(self, path: str, caller: Caller) -> dict[str, str]:
         quota = None if self._quotas is None else self._quotas.try_quota(caller.tenant)

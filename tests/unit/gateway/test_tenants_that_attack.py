@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc.aio
@@ -19,6 +20,7 @@ from weir.client import AsyncWeirClient
 from weir.core.errors import QuotaExceeded
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.port_guard import PortLimits
+from weir_gateway import refusal_pace
 from weir_gateway.frontends.openai.schema import parse_body
 
 SERVED_WITHIN_S = 10.0
@@ -170,7 +172,7 @@ async def test_long_prompts_in_a_row_keep_no_other_tenant_waiting(path: str) -> 
     long = "x" * 500_000
     body = {"messages": [{"role": "user", "content": long}]} if "chat" in path else {"prompt": long}
     async with (
-        open_world(**GATEWAY, model=byte_model(tokenizer, max_context=4096)) as world,
+        open_world(**GATEWAY, model=byte_model(tokenizer, max_context=100_000)) as world,
         httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
     ):
         sent = [asyncio.create_task(http.post(path, json=body, headers=bearer(KEY_A))) for _ in range(6)]
@@ -182,6 +184,57 @@ async def test_long_prompts_in_a_row_keep_no_other_tenant_waiting(path: str) -> 
         tokenizer.may_end.set()
         expected = 200 if path == "/tokenize" else 400  # more tokens than a sequence has
         assert {answer.status_code for answer in await asyncio.gather(*sent)} == {expected}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_of_a_prompt_that_is_far_too_long_the_beginning_alone_is_made_tokens(path: str) -> None:
+    tokenizer = StuckTokenizer()
+    long = "x" * 500_000
+    body = {"messages": [{"role": "user", "content": long}]} if "chat" in path else {"prompt": long}
+    async with (
+        open_world(**GATEWAY, model=byte_model(tokenizer, max_context=4096)) as world,
+        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+    ):
+        answer = await http.post(path, json=body, headers=bearer(KEY_A))
+        assert (answer.status_code, tokenizer.num_stuck) == (400, 0)
+        assert "is more than 4096 tokens" in answer.text
+
+
+@pytest.mark.parametrize("body", [{"prompt": "x" * 100_000}, {"prompt": "x", "y": [[]] * 40_000}])
+async def test_what_is_long_and_refused_counts_more_of_its_tenants_share_than_it_took(body: dict[str, Any]) -> None:
+    async with (
+        open_world(**GATEWAY, model=byte_model(max_context=4096)) as world,
+        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+    ):
+        await check_served(world, http)
+        assert (await http.post("/v1/completions", json=body, headers=bearer(KEY_A))).status_code == 400
+        assert world.gateway.processor.threads.has_had_its_share(Attacker())
+        assert not world.gateway.processor.threads.has_had_its_share(Attacker("b"))
+
+
+def has_done(tasks: Sequence["asyncio.Task[Any]"], num: int) -> bool:
+    return sum(task.done() for task in tasks) == num
+
+
+async def test_who_is_refused_again_and_again_hears_of_it_later_and_others_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refusal_pace, "_PER_S", 0.001)
+    monkeypatch.setattr(refusal_pace, "_MAX_WAIT_S", 60.0)
+    async with open_world(**GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+        bad = {**BODY, "temperature": 9}
+        of_a = [asyncio.create_task(http.post("/v1/completions", json=bad, headers=bearer(KEY_A))) for _ in range(25)]
+        of_nobody = [asyncio.create_task(http.post("/v1/completions", json=BODY)) for _ in range(25)]
+        for refused, statuses in ((of_a, {400, 429}), (of_nobody, {401})):
+            await world.until(partial(has_done, refused, 20), "twenty at once")
+            assert {one.result().status_code for one in refused if one.done()} <= statuses
+        await check_served(world, http)
+        assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
+        for refused in (of_a, of_nobody):
+            assert has_done(refused, 20)
+            for one in refused:
+                one.cancel()
+        await asyncio.gather(*of_a, *of_nobody, return_exceptions=True)
 
 
 class WatchedTemplate(LineTemplate):
