@@ -4,17 +4,20 @@ import asyncio
 import logging
 import os
 import sys
+from pathlib import Path
 
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.kv.prefixes import PrefixIndex
+from weir.kv.tiers.file_store import FileStore
+from weir.kv.tiers.page_file import PageLayout
 from weir.runtime.address import bind
-from weir.runtime.config import load_config
+from weir.runtime.config import ConfigError, load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import arena_pb2
-from weir_transfer.arena import claim_arena
+from weir_transfer.arena import ClaimedArena, claim_arena
 from weir_transfer.config import TransferConfig
 from weir_transfer.fence import try_open_process
 from weir_transfer.page_exchange import PagesPort
@@ -58,6 +61,9 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     pages_port = _try_bind_pages(context)
     if pages_port is not None:
         service.exchange_pages(pages_port)
+    store = await asyncio.to_thread(_try_open_files, context.config, arena)
+    if store is not None:
+        service.keep_pages(store, context.config.page_files_settings)
     service.add_to(context.grpc_server)
     return service
 
@@ -72,6 +78,20 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     address = bind(context.grpc_server, config.pages_listen, config.advertise_host, credentials).address
     certificate = None if own is None else lambda: own.current
     return PagesPort(config.instance, config.pages_listen, address, context.dialer, certificate)
+
+
+def _try_open_files(config: TransferConfig, arena: ClaimedArena) -> FileStore | None:
+    """Raises ConfigError, UntrustedFolder, OSError."""
+    if not config.page_files_dir:
+        return None
+    segment = arena.segment
+    layout = PageLayout(segment.model_digest, segment.geometry.page_bytes)
+    try:
+        store = FileStore(Path(config.page_files_dir).absolute(), layout, config.page_files_bytes)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    _log.info("%d pages of this model in %s", store.num_pages, config.page_files_dir)
+    return store
 
 
 def main() -> int:

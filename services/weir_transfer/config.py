@@ -8,12 +8,14 @@ from weir.core.fields import ByteSize, check_range
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.layout import MAX_LEASES
 from weir.kv.memory.slabs import WEIGHTS_SOCKET
+from weir.kv.tiers.file_store import PAGE_FILES_BYTES
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
 from weir.runtime.config import ServiceConfig, setting
 from weir_transfer.messages import ArenaSettings
+from weir_transfer.page_files import PageFilesSettings
 
 _MAX_MODELS = 64
 
@@ -47,6 +49,12 @@ class TransferConfig(ServiceConfig):
         "",
         "HOST:PORT at which transfer services of other hosts ask for cached pages. Empty: none pass between hosts.",
     )
+    page_files_dir: str = setting(
+        "", "Folder where computed pages outlive the arena, one that hosts share or a disk's own. Empty: they do not."
+    )
+    page_files_bytes: ByteSize = setting(PAGE_FILES_BYTES, "Bytes of files there, of all models together.")
+    page_files_write_bytes_per_s: ByteSize = setting(64 << 20, "Bytes a second that are written there at most.")
+    page_files_min_uses: int = setting(1, "Prompts that must have used a page before it is written there.")
     workers_on_machine: int = setting(2, "Workers beside which the arena has to fit, where arena_bytes is 0.")
     models_on_machine: int = setting(
         1, "Models that share this machine's memory, each with an arena and workers, where arena_bytes is 0."
@@ -61,11 +69,17 @@ class TransferConfig(ServiceConfig):
             ("heartbeat_interval_ms", 10),
             ("prefix_wait_ms", 0),
             ("adoption_wait_ms", 0),
+            ("page_files_write_bytes_per_s", 1),
+            ("page_files_min_uses", 1),
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
         if self.pages_listen:
             self.check_safe("pages_listen", self.pages_listen)
+        if self.page_files_dir and not self.prefix_cache:
+            raise ValueError(f"page_files_dir {self.page_files_dir!r}: needs prefix_cache")
+        if self.page_files_dir and self.device != "cpu":
+            raise ValueError(f"page_files_dir {self.page_files_dir!r}: pages of device {self.device} have no files yet")
         if self.lease_ttl_ms < 2 * self.heartbeat_interval_ms:
             raise ValueError(
                 f"lease_ttl_ms {self.lease_ttl_ms}: must be at least twice the heartbeat_interval_ms "
@@ -99,6 +113,10 @@ class TransferConfig(ServiceConfig):
         is_socket = self.listen.startswith(UNIX)
         folder = Path(self.listen.removeprefix(UNIX)).parent if is_socket else self.instance_dir
         return folder / WEIGHTS_SOCKET
+
+    @property
+    def page_files_settings(self) -> PageFilesSettings:
+        return PageFilesSettings(self.page_files_write_bytes_per_s, self.page_files_min_uses)
 
     @property
     def arena_settings(self) -> ArenaSettings:

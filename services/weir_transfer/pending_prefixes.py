@@ -2,6 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from weir.kv.layout import TRANSFER_LEASE
+from weir_transfer.page_tier import PrefillMeter
+
+WAIT_FROM_PAGES = 4
+"""Fewer are computed sooner than waited for."""
+
 
 class PendingPrefixes:
     """Each pending hash belongs to one match of one lease, which will seal the page, or gives up.
@@ -12,6 +18,7 @@ class PendingPrefixes:
     def __init__(self, on_settled: Callable[[], None]) -> None:
         """`on_settled` is called after anything stopped being pending."""
         self._on_settled = on_settled
+        self._meter: PrefillMeter | None = None
         self._match_of: dict[bytes, int] = {}
         self._hashes_of: dict[int, set[bytes]] = {}
         self._lease_of: dict[int, int] = {}
@@ -19,6 +26,10 @@ class PendingPrefixes:
 
     def __len__(self) -> int:
         return len(self._match_of)
+
+    def measure_by(self, meter: PrefillMeter) -> None:
+        """`meter` is told of what leases compute from now on."""
+        self._meter = meter
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
         """How many of the first `hashes` are pending."""
@@ -39,6 +50,8 @@ class PendingPrefixes:
         self._match_of.update(dict.fromkeys(new, match_id))
         self._hashes_of[match_id] = new
         self._lease_of[match_id] = lease_id
+        if self._meter is not None and lease_id != TRANSFER_LEASE:
+            self._meter.begin(match_id)
         return match_id
 
     def settle(self, hashes: Iterable[bytes]) -> None:
@@ -47,8 +60,11 @@ class PendingPrefixes:
         for page_hash in settled:
             match_id = self._match_of.pop(page_hash)
             self._hashes_of[match_id].discard(page_hash)
-            if not self._hashes_of[match_id]:
+            is_whole = not self._hashes_of[match_id]
+            if is_whole:
                 del self._hashes_of[match_id], self._lease_of[match_id]
+            if self._meter is not None:
+                self._meter.add_page(match_id, is_last=is_whole)
         if settled:
             self._on_settled()
 
@@ -56,6 +72,8 @@ class PendingPrefixes:
         """Their requests have ended. What is not pending, or not the lease's, is ignored: it may be settled already."""
         for match_id in match_ids:
             if self._lease_of.get(match_id) == lease_id:
+                if self._meter is not None:
+                    self._meter.drop(match_id)
                 self.settle(tuple(self._hashes_of[match_id]))
 
     def give_up_all(self, lease_id: int) -> None:

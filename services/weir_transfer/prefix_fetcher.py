@@ -75,6 +75,7 @@ class PrefixFetcher:
             )
         finally:
             self._remote.settle(reservation, num_pages)
+            self._remote.count_received(len(reservation.hashes), num_pages)
 
     async def _pull_from(self, reservation: Reservation, address: str) -> int:
         """How many of the first pages are here. Raises AioRpcError, PullFailed, OSError, ValueError; nobody writes into

@@ -1,4 +1,5 @@
-"""Prefixes that pass between this arena and those of other hosts: what is pinned for them, what is reserved for theirs.
+"""Prefixes that pass between this arena and those of other hosts, or come from files: what is pinned for others, and
+what is reserved for those that come.
 
 Pure. Pages belong to `TRANSFER_LEASE` meanwhile, which is no worker's and in no lease table: a start frees what an
 earlier process had reserved.
@@ -12,6 +13,7 @@ import numpy as np
 from weir.kv.arena.ownership import OwnershipTable
 from weir.kv.layout import TRANSFER_LEASE
 from weir.kv.messages import PageChain
+from weir_transfer.page_tier import PrefillMeter
 from weir_transfer.pending_prefixes import PendingPrefixes
 
 MAX_SHARE = 0.25
@@ -50,6 +52,15 @@ class RemotePrefixes:
         self._num_pinned = 0
         self.counters = RemoteCounters()
 
+    def measure_by(self, meter: PrefillMeter) -> None:
+        """`meter` is told of what workers compute from now on."""
+        self._pending.measure_by(meter)
+
+    @property
+    def num_reservable(self) -> int:
+        """Pages for which there is room among those that may be reserved."""
+        return max(0, self._max_pages - self._num_reserved)
+
     def metrics(self) -> Mapping[str, float]:
         counters = {name: float(value) for name, value in asdict(self.counters).items()}
         return {
@@ -82,12 +93,17 @@ class RemotePrefixes:
         num_cached = len(self._table.prefixes.find_prefix(hashes))
         return num_cached + self._pending.num_leading(hashes[num_cached:])
 
+    def try_count_cached(self, hashes: Sequence[bytes]) -> int | None:
+        """First pages of the prefix that are here. None: the next one is on its way, or being computed."""
+        num_cached = len(self._table.prefixes.find_prefix(hashes))
+        return None if self._pending.num_leading(hashes[num_cached : num_cached + 1]) else num_cached
+
     def try_reserve(self, hashes: Sequence[bytes]) -> Reservation | None:
         """Room for what is not here of this prefix, all of which is expected from here on: whoever wants it waits.
         None: there is too little, or nothing is missing."""
         num_held = self.num_held(hashes)
         missing = tuple(hashes[num_held:])
-        if not missing or self._num_reserved + len(missing) > self._max_pages:
+        if not missing or len(missing) > self.num_reservable:
             return None
         acquired = self._table.try_acquire(TRANSFER_LEASE, len(missing), 0, may_evict=self._may_evict())
         if acquired is None:
@@ -96,14 +112,21 @@ class RemotePrefixes:
         match_id = self._pending.declare(TRANSFER_LEASE, missing)
         return Reservation(match_id, acquired.page_ids, missing, tuple(hashes[:num_held]))
 
+    def abandon(self, reservation: Reservation) -> None:
+        """Nobody is to wait for it any more; it is settled later."""
+        self._pending.give_up(TRANSFER_LEASE, [reservation.match_id])
+
     def settle(self, reservation: Reservation, num_pages: int) -> None:
-        """The first `num_pages` are here, as they were offered, and cached from now on; the others are not coming, and
-        nobody writes into their pages any more."""
+        """The first `num_pages` are here, as they were, and cached from now on; the others are not coming, and nobody
+        writes into their pages any more."""
         chain = PageChain(reservation.page_ids, reservation.hashes[:num_pages], reservation.earlier_hashes)
         self._table.release(TRANSFER_LEASE, [chain], [])
         self._num_reserved -= len(reservation.page_ids)
         self._pending.settle(reservation.hashes[:num_pages])
-        self._pending.give_up(TRANSFER_LEASE, [reservation.match_id])
+        self.abandon(reservation)
+
+    def count_received(self, num_wanted: int, num_received: int) -> None:
+        """Pages of a prefix that another host was to send, and those of them that came."""
         self.counters.remote_prefixes_total += 1
-        self.counters.remote_prefixes_failed_total += num_pages < len(reservation.hashes)
-        self.counters.remote_pages_received_total += num_pages
+        self.counters.remote_prefixes_failed_total += num_received < num_wanted
+        self.counters.remote_pages_received_total += num_received

@@ -6,13 +6,12 @@ Overloaded passes through: the interceptor that every server has gives it its st
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import Span, Tracer
 
 from weir.core.process import ProcessIdentity
 from weir.kv.arena.ownership import NotOwned
@@ -20,6 +19,7 @@ from weir.kv.messages import Claims, HandedOff, PageChain, PrefixMatch
 from weir.kv.prefixes import split_hashes
 from weir.rpc.conversions import attempt_from_pb, attempt_to_pb
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
+from weir_transfer.announcement_queue import AnnouncementQueue
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.core import ArenaCore
@@ -39,12 +39,13 @@ from weir_transfer.messages import (
     RecordMismatch,
     StaleAttachment,
 )
+from weir_transfer.page_files import PageFiles
+from weir_transfer.pending_prefixes import WAIT_FROM_PAGES
 from weir_transfer.prefix_fetcher import PrefixFetcher
 
 _log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 5.0
-_WAIT_FROM_PAGES = 4
-"""Fewer are computed sooner than waited for."""
+
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     AttachRefused: grpc.StatusCode.FAILED_PRECONDITION,
     NotOwned: grpc.StatusCode.FAILED_PRECONDITION,
@@ -58,38 +59,6 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Requests = AsyncIterator[arena_pb2.AttachRequest]
-
-
-class AnnouncementQueue:
-    """What is to be sent on one attachment's stream.
-
-    Beyond its bound it closes itself, which ends the stream: the next attachment is answered with all that it missed.
-    """
-
-    def __init__(self, max_messages: int) -> None:
-        self._max_messages = max_messages
-        self._messages: deque[arena_pb2.AttachResponse] = deque()
-        self._changed = asyncio.Event()
-        self._is_closed = False
-
-    def push(self, message: arena_pb2.AttachResponse) -> None:
-        if len(self._messages) >= self._max_messages:
-            self.close()
-            return
-        self._messages.append(message)
-        self._changed.set()
-
-    def close(self) -> None:
-        """What was not taken yet is dropped."""
-        self._is_closed = True
-        self._changed.set()
-
-    async def next(self) -> arena_pb2.AttachResponse | None:
-        """The next message; None once closed."""
-        while not self._messages and not self._is_closed:
-            self._changed.clear()
-            await self._changed.wait()
-        return None if self._is_closed else self._messages.popleft()
 
 
 class ArenaService(arena_pb2_grpc.ArenaServicer):
@@ -106,6 +75,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     ) -> None:
         """`settled` is notified when a match that had to wait may find more now."""
         self._fetcher: PrefixFetcher | None = None
+        self._files: PageFiles | None = None
         self._core = core
         self._settled = settled
         self._prefix_wait_s = settings.prefix_wait_ms / 1000
@@ -127,6 +97,10 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         """Prefixes come from other hosts, which get them from here at `pages_address`."""
         self._fetcher = fetcher
         self._attached.pages_address = pages_address
+
+    def load_by(self, files: PageFiles) -> None:
+        """Prefixes come from files."""
+        self._files = files
 
     def close(self) -> None:
         """Ends every stream. The leases stay."""
@@ -189,7 +163,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             if request.fetch_from and self._fetcher is not None:
                 match = await self._match_fetched(request, prompt, self._fetcher)
             else:
-                match = await self._match(request.lease_id, request.attachment, prompt)
+                match = await self._match(request, prompt)
         except (ArenaRefusal, ValueError) as error:
             await _abort(context, error)
         return arena_pb2.MatchResponse(
@@ -230,24 +204,42 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         """Of a prompt whose prefix another host has more of."""
         with self._tracer.start_as_current_span("fetch_prefix") as span:
             fetcher.begin(prompt.hashes[: prompt.num_matchable], request.fetch_from)
-            match = await self._match(request.lease_id, request.attachment, prompt)
+            match = await self._match(request, prompt)
             span.set_attribute("weir.prefix_source", request.fetch_from)
             span.set_attribute("weir.num_cached_pages", len(match.page_ids))
         return match
 
-    async def _match(self, lease_id: int, attachment: int, request: MatchRequest) -> PrefixMatch:
-        """Waits as long as another request is computing the same pages, holding nothing meanwhile."""
+    async def _match(self, request: arena_pb2.MatchRequest, prompt: MatchRequest) -> PrefixMatch:
+        """Waits as long as another request is computing the same pages, or they come, holding nothing meanwhile."""
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + self._prefix_wait_s
-        wait_from_pages = _WAIT_FROM_PAGES
-        while True:
-            left_s = ends_at_s - loop.time()
-            limit = wait_from_pages if left_s > 0 else None
-            match = self._core.match(lease_id, attachment, request, wait_from_pages=limit)
-            if match is not None:
-                return match
-            await self._settled.wait(left_s)
-            wait_from_pages = 1  # a prefix that is computed in steps: its end is as near as the part before was
+        wait_from_pages = WAIT_FROM_PAGES
+        with contextlib.ExitStack() as loading:
+            span: Span | None = None
+            while True:
+                left_s = ends_at_s - loop.time()
+                if span is None and left_s > 0:
+                    span = self._try_load(prompt, loading)
+                limit = wait_from_pages if left_s > 0 else None
+                match = self._core.match(request.lease_id, request.attachment, prompt, wait_from_pages=limit)
+                if match is not None:
+                    break
+                await self._settled.wait(left_s)
+                wait_from_pages = 1  # a prefix that is computed in steps: its end is as near as the part before was
+            if span is not None:
+                span.set_attribute("weir.num_cached_pages", len(match.page_ids))
+        if self._files is not None:
+            self._files.note_used(prompt.hashes[: len(match.page_ids)])
+        return match
+
+    def _try_load(self, prompt: MatchRequest, loading: contextlib.ExitStack) -> Span | None:
+        """The span of a load that begins here, for as long as `loading` is open. None: nothing comes from files."""
+        num_pages = 0 if self._files is None else self._files.begin(prompt.hashes[: prompt.num_matchable])
+        if not num_pages:
+            return None
+        span = loading.enter_context(self._tracer.start_as_current_span("load_prefix"))
+        span.set_attribute("weir.num_pages_in_files", num_pages)
+        return span
 
     async def _receive_register(self, requests: _Requests, context: _Context) -> arena_pb2.Register:
         try:

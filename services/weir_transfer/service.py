@@ -11,6 +11,7 @@ from opentelemetry.trace import Tracer
 from weir.core.clock import Clock, SystemClock
 from weir.kv.movers.mover import SharedMemoryMover
 from weir.kv.prefixes import PrefixIndex
+from weir.kv.tiers.page_store import PageStore
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc
 from weir_transfer.arena import ClaimedArena
@@ -20,6 +21,7 @@ from weir_transfer.fence import Fence, OpenProcess
 from weir_transfer.lease_keeper import Countdowns
 from weir_transfer.messages import ArenaSettings
 from weir_transfer.page_exchange import PageExchange, PagesPort
+from weir_transfer.page_files import PageFiles, PageFilesSettings
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.server import ArenaService
 
@@ -54,6 +56,7 @@ class TransferService:
         self._fence = Fence(open_process, self._on_exit)
         self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer)
         self._exchange: PageExchange | None = None
+        self._files: PageFiles | None = None
         self._publisher = (
             make_publisher(self._core.prefixes) if make_publisher is not None and settings.keeps_prefixes else None
         )
@@ -71,6 +74,11 @@ class TransferService:
         self._exchange = PageExchange(self._arena, self._core.remote, port, self._settled)
         self._servicer.fetch_by(self._exchange.fetcher, port.address)
 
+    def keep_pages(self, store: PageStore, settings: PageFilesSettings) -> None:
+        """Has full pages outlive the arena, whose pages lie in the segment; for before `start`."""
+        self._files = PageFiles(self._segment, self._core.remote, self._core.prefixes, store, settings)
+        self._servicer.load_by(self._files)
+
     def add_to(self, server: grpc.aio.Server) -> None:
         arena_pb2_grpc.add_ArenaServicer_to_server(self._servicer, server)
         if self._exchange is not None:
@@ -86,6 +94,8 @@ class TransferService:
         self._ticking.add_done_callback(self._on_tick_end)
         if self._publisher is not None:
             self._publisher.start()
+        if self._files is not None:
+            self._files.start()
 
     async def drain(self, deadline_s: float) -> None:
         """Waits for the workers to leave: those who end work in an orderly way need the arena while they do."""
@@ -102,6 +112,8 @@ class TransferService:
         if self._publisher is not None:
             await self._publisher.stop()
         self._servicer.close()
+        if self._files is not None:
+            await self._files.close()
         if self._exchange is not None:
             await self._exchange.close()
         self._fence.close()
@@ -126,7 +138,8 @@ class TransferService:
         events = self._publisher.metrics() if self._publisher is not None else {}
         slabs = self._slab_server
         weights = {} if slabs is None else {"weights_bytes": slabs.num_bytes, "weights_users": slabs.num_users}
-        metrics = {**self._core.metrics(), **events, **weights}
+        files = self._files.metrics() if self._files is not None else {}
+        metrics = {**self._core.metrics(), **events, **weights, **files}
         return Description(metrics, self._core.integrity_errors, map_pages=self._core.map_pages)
 
     async def _tick_for_ever(self) -> None:

@@ -1,4 +1,5 @@
-"""Folders from which code is loaded: compiled kernels, as good as programs. Nobody else may put anything there.
+"""Folders of which all is believed that lies there: compiled kernels, as good as programs, and pages. Nobody else may
+put anything there.
 
 /home  root 0755 ─> ada  ada 0700 ─> .cache ─> weir ─> kernels ─> avx2-1f…  each ada's or root's, and nobody else
 └ what lies above: nobody else may replace what lies in it                 may write there; links too are theirs
@@ -76,7 +77,7 @@ def _check(
     """Raises UntrustedFolder."""
     if found.st_uid not in (0, os.getuid()):
         raise UntrustedFolder(
-            f"{path} belongs to user {found.st_uid}, who could put kernels there for this one ({os.getuid()}) to run; "
+            f"{path} belongs to user {found.st_uid}, who could put files there for this one ({os.getuid()}) to use; "
             f"{advice}"
         )
     if stat.S_ISLNK(found.st_mode):  # its mode says nothing; where it leads is looked at next
@@ -88,8 +89,8 @@ def _check(
     by_group = mode & stat.S_IWGRP and not is_own_group(found.st_gid)
     if by_others or by_group:
         raise UntrustedFolder(
-            f"{path} has mode {mode:04o}: {'every user' if by_others else f'group {found.st_gid}'} could put kernels "
-            f"there for this user to run; `chmod go-w {path}` if nobody has, or {advice}"
+            f"{path} has mode {mode:04o}: {'every user' if by_others else f'group {found.st_gid}'} could put files "
+            f"there for this user to use; `chmod go-w {path}` if nobody has, or {advice}"
         )
 
 

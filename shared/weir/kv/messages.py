@@ -34,7 +34,8 @@ class PageChain:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """Where another host's arena offers more of a prompt's prefix, HOST:PORT, and the trace that is to tell of it."""
+    """Where another host's arena offers more of a prompt's prefix, HOST:PORT (empty: none does), and the trace that
+    is to tell where the prefix came from."""
 
     address: str
     traceparent: str = ""

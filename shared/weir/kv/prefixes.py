@@ -126,6 +126,7 @@ class PrefixIndex:
         self._next_use = 1
         self.num_evicted = 0
         self.changes = PrefixChanges()
+        self._followers = [self.changes]
 
     def __len__(self) -> int:
         return len(self._page_of)
@@ -133,6 +134,13 @@ class PrefixIndex:
     def hashes(self) -> Collection[bytes]:
         """Of all sealed pages. Not to be changed."""
         return self._page_of.keys()
+
+    def follow(self) -> PrefixChanges:
+        """For one more who takes changes. The first `take` returns None."""
+        changes = PrefixChanges()
+        changes.forget()
+        self._followers.append(changes)
+        return changes
 
     def find_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """The pages of the longest prefix of `hashes` that is here."""
@@ -196,7 +204,8 @@ class PrefixIndex:
         self._rows["state"][sealed] = PageState.CACHED  # the commit point; `recover` does what follows
         self._rows["owner"][sealed] = NO_LEASE
         self._page_of.update(zip(new_hashes, sealed.tolist(), strict=True))
-        self.changes.add(new_hashes)
+        for changes in self._followers:
+            changes.add(new_hashes)
         if lease_id != NO_LEASE:
             self.pin(lease_id, sealed)
 
@@ -220,7 +229,8 @@ class PrefixIndex:
         evicted = self._hashes_of(cached)
         for page_hash in evicted:
             del self._page_of[page_hash]
-        self.changes.evict(evicted)
+        for changes in self._followers:
+            changes.evict(evicted)
         self.num_evicted += num_pages
         return cached
 
@@ -234,7 +244,8 @@ class PrefixIndex:
         rows["hash"][~sealed] = 0
         pages = np.flatnonzero(sealed)
         self._page_of = dict(zip(self._hashes_of(pages), pages.tolist(), strict=True))
-        self.changes.forget()
+        for changes in self._followers:
+            changes.forget()
         self._pins.clear()
         rows["last_use"][rows["last_use"] >= _MAX_USE] = 0  # nobody counts so far: a bit of it turned
         self._next_use = int(rows["last_use"].max(initial=0)) + 1

@@ -46,6 +46,8 @@ def host(
     policy: Annotated[str | None, stack_option(HostConfig, "policy")] = None,
     arena_bytes: Annotated[str | None, stack_option(HostConfig, "arena_bytes")] = None,
     max_context_tokens: Annotated[int | None, stack_option(HostConfig, "max_context_tokens")] = None,
+    page_files_dir: Annotated[str | None, stack_option(HostConfig, "page_files_dir")] = None,
+    page_files_bytes: Annotated[str | None, stack_option(HostConfig, "page_files_bytes")] = None,
     log_level: Annotated[str | None, stack_option(HostConfig, "log_level")] = None,
     log_format: Annotated[str | None, stack_option(HostConfig, "log_format")] = None,
     grace_s: Annotated[float | None, stack_option(HostConfig, "grace_s")] = None,

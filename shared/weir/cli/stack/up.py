@@ -62,6 +62,8 @@ def up(
     policy: Annotated[str | None, stack_option(StackConfig, "policy")] = None,
     arena_bytes: Annotated[str | None, stack_option(StackConfig, "arena_bytes")] = None,
     max_context_tokens: Annotated[int | None, stack_option(StackConfig, "max_context_tokens")] = None,
+    page_files_dir: Annotated[str | None, stack_option(StackConfig, "page_files_dir")] = None,
+    page_files_bytes: Annotated[str | None, stack_option(StackConfig, "page_files_bytes")] = None,
     log_level: Annotated[str | None, stack_option(StackConfig, "log_level")] = None,
     log_format: Annotated[str | None, stack_option(StackConfig, "log_format")] = None,
     grace_s: Annotated[float | None, stack_option(StackConfig, "grace_s")] = None,

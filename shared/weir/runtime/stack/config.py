@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from weir.core.addresses import LOOPBACK
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.fields import ByteSize, check_range
+from weir.kv.tiers.file_store import PAGE_FILES_BYTES
 from weir.runtime.config import (
     LOAD_HELP,
     MODEL_HELP,
@@ -77,6 +78,10 @@ class StackConfig:
     max_context_tokens: int = setting(
         0, "Prompt and output of a request together. 0: the model's context, or what fits in the arena."
     )
+    page_files_dir: str = setting(
+        "", "Folder where computed pages outlive the arena, also for the next start. Empty: they do not."
+    )
+    page_files_bytes: ByteSize = setting(PAGE_FILES_BYTES, "Bytes of files there, of all models together.")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
     grace_s: float = setting(10.0, "Seconds that running requests have to end after Ctrl-C or `weir down`.")

@@ -179,7 +179,8 @@ def plan_model(
     share = ("--models-on-machine", str(len(models.models))) if len(models.models) > 1 else ()
     beside = ("--workers-on-machine", str(models.num_workers(model)))
     pages = ("--pages-listen", config.pages_listen) if config.pages_listen else ()
-    specs = [spec_of("transfer", f"{UNIX}{socket}", (*size, *context, *share, *beside, *pages))]
+    own = (*size, *context, *share, *beside, *pages, *_page_files_flags(config))
+    specs = [spec_of("transfer", f"{UNIX}{socket}", own)]
     flags = ("--arena-socket", str(socket), "--workers-on-machine", str(models.num_all_workers))
     bounded = (*flags, *context) if model.max_context_tokens else flags
     groups = [(group.name, group.prefill, group.decode) for group in models.groups if group.has(model)]
@@ -188,6 +189,11 @@ def plan_model(
         for role, number in (("prefill", num_prefill), ("decode", num_decode)):
             specs += [spec_of(role, config.service_listen, (*bounded, *in_group)) for _ in range(number)]
     return specs
+
+
+def _page_files_flags(config: StackConfig) -> tuple[str, ...]:
+    folder = config.page_files_dir and str(Path(config.page_files_dir).absolute())
+    return ("--page-files-dir", folder, "--page-files-bytes", str(config.page_files_bytes)) if folder else ()
 
 
 def _scheduler_flags(config: StackConfig, models: StackModels, index: int) -> tuple[str, ...]:

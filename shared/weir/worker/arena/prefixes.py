@@ -192,4 +192,5 @@ class Prefixes:
 
 
 def _source_of(arrival: Arrival) -> PrefixSource | None:
-    return PrefixSource(arrival.prefix_source, arrival.params.traceparent) if arrival.prefix_source else None
+    source = PrefixSource(arrival.prefix_source, arrival.params.traceparent)
+    return source if source.address or source.traceparent else None

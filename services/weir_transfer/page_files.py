@@ -1,0 +1,297 @@
+"""Keeps the full pages of an arena in files, and brings them back while matches wait for them.
+
+    sealed ─> unwritten ─> copied, unchanged meanwhile ─> written          by one thread, so many bytes a second
+    begin ─> pages reserved, expected ─> read ─> cached here               by several
+                └──── damaged, gone, too slow ────> given up: whoever waited computes them
+
+Nobody waits for what is written: a page is copied without being pinned. One that was given to somebody else meanwhile
+has another generation, so that its copy is thrown away.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.core.clock import Backoff, SystemClock
+from weir.kv.arena.segment import Segment
+from weir.kv.prefixes import PrefixIndex
+from weir.kv.tiers.page_store import PageStore
+from weir.kv.tiers.prefix_reading import PrefixReading
+from weir_transfer.page_tier import LoadRates, PrefillMeter, UnwrittenPages
+from weir_transfer.pending_prefixes import WAIT_FROM_PAGES
+from weir_transfer.remote_prefixes import RemotePrefixes, Reservation
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_MAX_LOADS = 8
+_LONGEST_LOAD_S = 10.0
+_READERS_PER_LOAD, _NUM_READERS = 4, 8
+_BATCH_BYTES = 16 << 20
+_LEAST_PAUSE_S = 0.1
+_REFRESH_S = 10.0
+_PROBE_S = 10.0
+_LAST_WRITES_S = 3.0
+"""That a service which ends may still write, without a bound of its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFilesSettings:
+    """`min_uses`: prompts that must have used a page before it is written."""
+
+    write_bytes_per_s: int
+    min_uses: int = 1
+
+
+@dataclass(slots=True)
+class PageFilesCounters:
+    """Since the start of this process."""
+
+    loads_total: int = 0
+    loads_failed_total: int = 0
+    loads_declined_total: int = 0
+    loaded_pages_total: int = 0
+    loaded_bytes_total: int = 0
+    load_seconds_total: float = 0.0
+    written_pages_total: int = 0
+    written_bytes_total: int = 0
+    write_seconds_total: float = 0.0
+    write_failures_total: int = 0
+    lost_pages_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What became of pages that were to be written. `left`: hashes that were not, because of `error`."""
+
+    num_written: int
+    num_lost: int
+    seconds: float
+    left: Sequence[bytes] = ()
+    error: OSError | None = None
+
+
+class PageFiles:
+    """Of one arena whose pages lie in the segment. `index`: of its cached prefixes."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        remote: RemotePrefixes,
+        index: PrefixIndex,
+        store: PageStore,
+        settings: PageFilesSettings,
+    ) -> None:
+        self._pages: NDArray[np.uint8] = segment.pages
+        self._generations: NDArray[np.uint32] = segment.page_rows["generation"]
+        self._page_bytes = segment.geometry.page_bytes
+        self._copy = np.empty(self._page_bytes, np.uint8)
+        self._remote, self._index, self._store, self._settings = remote, index, store, settings
+        self._unwritten = UnwrittenPages(index, store.__contains__, settings.min_uses)
+        meter = PrefillMeter(SystemClock())
+        remote.measure_by(meter)
+        self._rates = LoadRates(meter)
+        self._counters = PageFilesCounters()
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="page reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="page writer")
+        self._loads: dict[asyncio.Task[None], PrefixReading] = {}
+        self._has_changed, self._is_ending = asyncio.Event(), asyncio.Event()
+        self._unwritten.changes.listen(self._has_changed.set)
+        self._writing: asyncio.Task[None] | None = None
+        self._backoff = Backoff(1.0, 60.0)
+        self._probed_at_s = -_PROBE_S
+        self._probe_task: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        self._writing = asyncio.create_task(self._keep_writing(), name="page files")
+        self._writing.add_done_callback(_log_failure)
+
+    async def close(self) -> None:
+        """Writes what is left, as far as there is time. Nobody writes into pages of the arena when it returns."""
+        self._is_ending.set()
+        self._has_changed.set()
+        for reading in self._loads.values():
+            reading.stop()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+            await self._write_last()
+        if self._loads:
+            await asyncio.wait(list(self._loads))
+        for threads in (self._readers, self._writer):
+            threads.shutdown(wait=False)
+
+    def begin(self, hashes: Sequence[bytes]) -> int:
+        """What of this prefix is not here comes from files, if that is worth it. How many pages are to come: matches
+        find them expected from here on."""
+        num_cached = self._remote.try_count_cached(hashes)
+        if num_cached is None or len(self._loads) >= _MAX_LOADS or self._is_ending.is_set():
+            return 0
+        num_there = self._store.num_leading(hashes[num_cached:])
+        if num_there < WAIT_FROM_PAGES:
+            return 0
+        if not self._rates.is_worth:
+            self._counters.loads_declined_total += 1
+            self._probe(hashes[num_cached : num_cached + WAIT_FROM_PAGES])
+            return 0
+        reservation = self._remote.try_reserve(hashes[: num_cached + min(num_there, self._remote.num_reservable)])
+        if reservation is None:
+            return 0
+        memories = [self._pages[page_id].data for page_id in reservation.page_ids]
+        reading = PrefixReading(self._store, reservation.hashes, memories)
+        task = asyncio.create_task(self._load(reservation, reading), name="load of a prefix")
+        self._loads[task] = reading
+        task.add_done_callback(self._on_loaded)
+        return len(reservation.hashes)
+
+    def note_used(self, hashes: Sequence[bytes]) -> None:
+        """A prompt has found these in the arena."""
+        self._unwritten.note_used(hashes)
+        if len(self._unwritten):
+            self._has_changed.set()
+
+    def metrics(self) -> Mapping[str, float]:
+        counted = {**asdict(self._counters), **asdict(self._store.counters)}
+        counted["lost_pages_total"] += self._unwritten.num_lost
+        return {
+            "page_files": float(self._store.num_pages),
+            "page_files_bytes": float(self._store.num_bytes),
+            "page_files_unwritten_pages": float(len(self._unwritten)),
+            **{f"page_files_{name}": float(value) for name, value in counted.items()},
+            **self._rates.metrics(),
+        }
+
+    async def _load(self, reservation: Reservation, reading: PrefixReading) -> None:
+        began_s, num_wanted = time.monotonic(), len(reservation.hashes)
+        try:
+            running = await self._read(reservation, reading)
+            self._rates.on_loaded(reading.num_read, time.monotonic() - began_s)
+            if running:
+                await asyncio.wait(running)
+        finally:
+            num_pages = reading.num_leading
+            self._remote.settle(reservation, num_pages)
+        counters = self._counters
+        counters.loads_total += 1
+        counters.loads_failed_total += num_pages < num_wanted
+        counters.loaded_pages_total += num_pages
+        counters.loaded_bytes_total += num_pages * self._page_bytes
+        counters.load_seconds_total += time.monotonic() - began_s
+        await self._in_writer(self._store.touch, (*reservation.earlier_hashes, *reservation.hashes[:num_pages]))
+
+    async def _read(self, reservation: Reservation, reading: PrefixReading) -> "set[asyncio.Future[None]]":
+        """Those threads that did not end in time: nobody waits for this prefix any more then."""
+        loop = asyncio.get_running_loop()
+        runs = [loop.run_in_executor(self._readers, reading.run) for _ in range(_READERS_PER_LOAD)]
+        longest_s = min(_LONGEST_LOAD_S, self._rates.longest_s(len(reservation.hashes)) or _LONGEST_LOAD_S)
+        _, running = await asyncio.wait(runs, timeout=longest_s)
+        if running:
+            reading.stop()
+            _, running = await asyncio.wait(running, timeout=_LEAST_PAUSE_S)
+        if running:
+            _log.warning("%d pages do not come from files within %.1f s", len(reservation.hashes), longest_s)
+            self._remote.abandon(reservation)
+        return running
+
+    def _on_loaded(self, task: "asyncio.Task[None]") -> None:
+        del self._loads[task]
+        _log_failure(task)
+
+    def _probe(self, hashes: Sequence[bytes]) -> None:
+        """Measures whether it would be worth it by now, with nobody waiting."""
+        now_s = time.monotonic()
+        if now_s < self._probed_at_s + _PROBE_S:
+            return
+        self._probed_at_s = now_s
+        self._probe_task = asyncio.get_running_loop().run_in_executor(self._readers, self._read_apart, hashes)
+
+    def _read_apart(self, hashes: Sequence[bytes]) -> None:
+        began_s, memory = time.monotonic(), memoryview(bytearray(self._page_bytes))
+        num_read = sum(self._store.try_get(page_hash, memory) for page_hash in hashes)
+        self._rates.on_loaded(num_read, time.monotonic() - began_s)
+
+    async def _keep_writing(self) -> None:
+        refreshed_at_s = time.monotonic()
+        while not self._is_ending.is_set():
+            self._has_changed.clear()
+            batch = await self._write_some()
+            if batch is not None:
+                await self._pause(self._pause_after(batch))
+            if time.monotonic() >= refreshed_at_s + _REFRESH_S:
+                await self._in_writer(self._store.refresh)
+                refreshed_at_s = time.monotonic()
+            if batch is None:
+                await _wait(self._has_changed, _REFRESH_S)
+
+    async def _write_last(self) -> None:
+        ends_at_s = time.monotonic() + _LAST_WRITES_S
+        while (batch := await self._write_some()) is not None:
+            if batch.error is not None or time.monotonic() > ends_at_s:
+                break
+        left = len(self._unwritten)
+        if left:
+            _log.warning("%d pages are not in files: there was no time for them, or no room", left)
+
+    async def _write_some(self) -> _Batch | None:
+        """None: there is nothing to write."""
+        self._unwritten.update()
+        hashes = self._unwritten.take(max(1, _BATCH_BYTES // self._page_bytes))
+        if not hashes:
+            return None
+        found = [(page_hash, self._index.find_prefix([page_hash])[0]) for page_hash in hashes]
+        pages = [(page_hash, page_id, int(self._generations[page_id])) for page_hash, page_id in found]
+        batch = await self._in_writer(self._write, pages)
+        self._unwritten.put_back(batch.left)
+        counters = self._counters
+        counters.written_pages_total += batch.num_written
+        counters.written_bytes_total += batch.num_written * self._page_bytes
+        counters.write_seconds_total += batch.seconds
+        counters.lost_pages_total += batch.num_lost
+        counters.write_failures_total += batch.error is not None
+        return batch
+
+    def _write(self, pages: Sequence[tuple[bytes, int, int]]) -> _Batch:
+        """In the writer's thread. Hash, page and its generation, of pages that were sealed."""
+        began_s, num_written, num_lost = time.monotonic(), 0, 0
+        for index, (page_hash, page_id, generation) in enumerate(pages):
+            np.copyto(self._copy, self._pages[page_id])
+            if self._generations[page_id] != generation:  # rises before anybody else may write there
+                num_lost += 1
+                continue
+            try:
+                num_written += self._store.try_put(page_hash, self._copy.data)
+            except OSError as error:
+                left = [one for one, _, _ in pages[index:]]
+                return _Batch(num_written, num_lost, time.monotonic() - began_s, left, error)
+        return _Batch(num_written, num_lost, time.monotonic() - began_s)
+
+    def _pause_after(self, batch: _Batch) -> float:
+        if batch.error is None:
+            self._backoff.reset()
+            return max(_LEAST_PAUSE_S, batch.num_written * self._page_bytes / self._settings.write_bytes_per_s)
+        delay_s = self._backoff.next_delay_s()
+        _log.warning("pages cannot be written to files: %s; tried again in %.0f s", batch.error, delay_s)
+        return delay_s
+
+    async def _pause(self, seconds: float) -> None:
+        await _wait(self._is_ending, seconds)
+
+    async def _in_writer(self, function: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.critical("%s failed", task.get_name(), exc_info=task.exception())

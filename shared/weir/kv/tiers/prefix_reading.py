@@ -1,0 +1,42 @@
+"""Reads the pages of one prefix from a store, in as many threads as run it."""
+
+from collections.abc import Sequence
+from itertools import count, takewhile
+
+from weir.kv.tiers.page_store import PageStore
+
+
+class PrefixReading:
+    """Page number i of `hashes` goes to `memories[i]`. A page that is not there ends it: what follows is of no use."""
+
+    def __init__(self, store: PageStore, hashes: Sequence[bytes], memories: Sequence[memoryview]) -> None:
+        self._store = store
+        self._wanted = list(zip(hashes, memories, strict=True))
+        self._numbers = count()
+        self._is_read = [False] * len(self._wanted)
+        self._is_stopped = False
+
+    @property
+    def num_read(self) -> int:
+        """Pages that have come, in whatever order."""
+        return sum(self._is_read)
+
+    @property
+    def num_leading(self) -> int:
+        """First pages that have come; once no thread runs it any more."""
+        return sum(takewhile(bool, self._is_read))
+
+    def run(self) -> None:
+        """For several threads at a time. Returns when there is nothing left to begin."""
+        for number in self._numbers:
+            if number >= len(self._wanted) or self._is_stopped:
+                return
+            page_hash, memory = self._wanted[number]
+            if not self._store.try_get(page_hash, memory):
+                self.stop()
+                return
+            self._is_read[number] = True
+
+    def stop(self) -> None:
+        """No page is begun any more. Who runs it may still be writing into one."""
+        self._is_stopped = True
