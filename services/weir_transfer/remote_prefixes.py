@@ -12,6 +12,7 @@ import numpy as np
 from weir.kv.arena.ownership import OwnershipTable
 from weir.kv.layout import TRANSFER_LEASE
 from weir.kv.messages import PageChain
+from weir.kv.movers.pull import PullFigures
 from weir_transfer.pending_prefixes import PendingPrefixes
 
 MAX_SHARE = 0.25
@@ -35,6 +36,8 @@ class RemoteCounters:
     remote_prefixes_total: int = 0
     remote_prefixes_failed_total: int = 0
     remote_pages_received_total: int = 0
+    remote_pages_wrong_total: int = 0
+    remote_streams_broken_total: int = 0
     remote_pages_offered_total: int = 0
 
 
@@ -96,9 +99,9 @@ class RemotePrefixes:
         match_id = self._pending.declare(TRANSFER_LEASE, missing)
         return Reservation(match_id, acquired.page_ids, missing, tuple(hashes[:num_held]))
 
-    def settle(self, reservation: Reservation, num_pages: int) -> None:
+    def settle(self, reservation: Reservation, num_pages: int, figures: PullFigures) -> None:
         """The first `num_pages` are here, as they were offered, and cached from now on; the others are not coming, and
-        nobody writes into their pages any more."""
+        nobody writes into their pages any more. `figures`: of the pull."""
         chain = PageChain(reservation.page_ids, reservation.hashes[:num_pages], reservation.earlier_hashes)
         self._table.release(TRANSFER_LEASE, [chain], [])
         self._num_reserved -= len(reservation.page_ids)
@@ -107,3 +110,5 @@ class RemotePrefixes:
         self.counters.remote_prefixes_total += 1
         self.counters.remote_prefixes_failed_total += num_pages < len(reservation.hashes)
         self.counters.remote_pages_received_total += num_pages
+        self.counters.remote_pages_wrong_total += figures.num_wrong
+        self.counters.remote_streams_broken_total += figures.num_breaks

@@ -126,7 +126,8 @@ class TransferService:
         events = self._publisher.metrics() if self._publisher is not None else {}
         slabs = self._slab_server
         weights = {} if slabs is None else {"weights_bytes": slabs.num_bytes, "weights_users": slabs.num_users}
-        metrics = {**self._core.metrics(), **events, **weights}
+        streams = self._exchange.metrics() if self._exchange is not None else {}
+        metrics = {**self._core.metrics(), **events, **weights, **streams}
         return Description(metrics, self._core.integrity_errors, map_pages=self._core.map_pages)
 
     async def _tick_for_ever(self) -> None:

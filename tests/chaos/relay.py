@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from tests.chaos.stream_faults import Fault, FaultyStream, Stall, Truncate
+from tests.chaos.stream_faults import Fault, FaultyStream, Reset, Stall, Truncate
 
 _CHUNK_BYTES = 1 << 16
 _MAX_CHUNKS = 1024
@@ -241,6 +241,9 @@ class Relay:
                     await writer.drain()
                     if isinstance(ending, Stall):
                         await self._stall()
+                    elif isinstance(ending, Reset):
+                        writer.transport.abort()  # the other pump of this connection sees it, and ends both
+                        return
                     elif isinstance(ending, Truncate):
                         writer.write_eof()
                         is_truncated = True

@@ -102,6 +102,7 @@ class Rounds:
         self.outcome.problems += [*tally.lost, *tally.wrong, *self.log.problems]
         story.append(f"{tally.num_streams - num_streams} streams ended; {self.books.crossed()}")
         self.outcome.rounds.append("\n  ".join(story))
+        sys.stderr.write(f"{self.outcome.rounds[-1]}\n")
 
     def _choose(self, num_faults: int) -> list[Fault]:
         faults: list[Fault] = []
@@ -153,7 +154,7 @@ def make_requests(seed: int) -> list[inference_pb2.GenerateRequest]:
 async def _wait_empty(look: Callable[[], Awaitable[str]], timeout_s: float) -> str:
     """What it found last; empty as soon as it finds nothing."""
     ends_at_s = time.monotonic() + timeout_s
-    while (found := await look()) and time.monotonic() < ends_at_s:
+    while (found := await look()) and time.monotonic() < ends_at_s:  # noqa: ASYNC110 - other processes do not tell
         await asyncio.sleep(_POLL_S)
     return found
 
@@ -203,7 +204,7 @@ def main() -> int:
     num_whole = crossed["remote_prefixes_total"] - crossed["remote_prefixes_failed_total"]
     if num_whole < _LEAST_CROSSED_SHARE * flags.faults:
         rounds.outcome.problems.append(f"only {num_whole:g} prefixes crossed whole")
-    print(report(rounds, f"python -m tests.hosts.chaos --seed {flags.seed} --faults {flags.faults}"))
+    sys.stdout.write(report(rounds, f"python -m tests.hosts.chaos --seed {flags.seed} --faults {flags.faults}"))
     return 1 if rounds.outcome.problems else 0
 
 

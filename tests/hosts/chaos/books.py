@@ -1,4 +1,4 @@
-"""What the processes of two hosts say of themselves: whether all is well, what is left when all is idle, what crossed."""
+"""What the processes of two hosts say of themselves: is all well, what is left when all is idle, what has crossed."""
 
 import asyncio
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The stack that is disturbed: hosts `a` and `b` with all that can stand in for one another, and `n`, which runs NATS."""
+"""The stack that is disturbed: hosts `a` and `b` with all that can stand in for one another, and `n` with NATS."""
 
 import contextlib
 import subprocess
