@@ -108,6 +108,8 @@ class Relay:
         if enter is not None:
             enter()
         with socket.socket() as probe:
+            if listen_port:  # where an earlier one has listened its connections may still be known
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((self._listen_host, listen_port))
             return int(probe.getsockname()[1])
 

@@ -205,14 +205,20 @@ async def test_the_other_host_refuses_and_resets_all_connections(
 
 
 async def test_no_byte_of_a_request_or_an_answer_makes_another_page_of_it(world: World) -> None:
-    """Flipped one after the other, where no TLS would find it out."""
-    ports: tuple[tuple[Direction, range], ...] = (
-        ("to_server", range(340, 525, 19)),
-        ("to_client", range(150, 550, 41)),
+    """Flipped one after the other, where no TLS would find it out. The last bytes of a request say how many first pages
+    are there: one."""
+    ways: tuple[tuple[Direction, tuple[int, ...]], ...] = (
+        ("to_server", (400, 480, *range(520, 530))),
+        ("to_client", (170, 290, 410, 530)),
     )
-    for direction, places in ports:
+    for way, places in ways:
         for at_byte in places:
-            world.relays["pages"].damage(direction, FlipBit(at_byte, bit=at_byte % 8))
+            match = await world.receiver.match(_PREFIXES[0][:1], 1, 1)
+            [page_id] = match.acquired.page_ids
+            world.receiver.segment.pages[page_id] = content_of(_PREFIXES[0][0])
+            chain = PageChain((page_id,), _PREFIXES[0][:1])
+            await world.receiver.release((), match.acquired.slots, [chain], [match.match_id])
+            world.relays["pages"].damage(way, FlipBit(at_byte, bit=at_byte % 2))
             await world.fetch()
             world.relays["pages"].restore()
             await world.forget()

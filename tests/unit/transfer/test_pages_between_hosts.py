@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -195,12 +194,17 @@ async def test_a_page_that_is_not_the_one_that_was_asked_for_is_not_used(
     """Its bytes are as they were offered, but the source took the request for another one."""
     there, here = [await host.client("w0") for host in hosts]
     await compute(there)
-    make_request = pages_pb2.OfferRequest
+    make_stub = pages_pb2_grpc.PagesStub
 
-    def flip_and_make(**fields: Any) -> pages_pb2.OfferRequest:
-        return make_request(**{**fields, "num_held_pages": fields["num_held_pages"] ^ 1})
+    class FlippingStub:
+        def __init__(self, channel: grpc.aio.Channel) -> None:
+            self._stub = make_stub(channel)
 
-    monkeypatch.setattr(pages_pb2, "OfferRequest", flip_and_make)
+        def Offer(self, request: pages_pb2.OfferRequest, timeout: float) -> object:  # noqa: N802
+            request.num_held_pages ^= 1
+            return self._stub.Offer(request, timeout=timeout)
+
+    monkeypatch.setattr(pages_pb2_grpc, "PagesStub", FlippingStub)
     match = await fetch(here, hosts[0].pages_address)
     assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
     await give_back(here, match)
