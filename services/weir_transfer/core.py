@@ -95,6 +95,10 @@ class ArenaCore:
         self._unclaimed_lease_ids.discard(lease_id)
         return Attachment(lease_id, self._keeper.attach(lease_id), handed_off)
 
+    def check_attached(self, lease_id: int, attachment: int) -> None:
+        """Raises StaleAttachment."""
+        self._keeper.check_attached(lease_id, attachment)
+
     def heartbeat(self, lease_id: int, attachment: int, *, is_draining: bool = False) -> None:
         """One of an attachment that has ended changes nothing. `is_draining`: it gets nothing that others leave."""
         if self._keeper.heartbeat(lease_id, attachment):
@@ -308,10 +312,8 @@ class ArenaCore:
     def _adoptable_slots(self) -> list[int]:
         """Orphaned sequences that somebody can go on with. Not a prompt half read: with its full pages as a prefix any
         prefill worker can do that. Nor one that may have killed several workers by now."""
-        if not self._are_orphans_wanted or not self._settings.adoption_wait_ms:
-            return []
         roles = {lease.lease_id: lease.role for lease in self._leases.all() if lease.state == LeaseState.ORPHANED}
-        if not roles:  # at nearly every tick
+        if not (roles and self._are_orphans_wanted and self._settings.adoption_wait_ms):  # at nearly every tick
             return []
         return [
             slot

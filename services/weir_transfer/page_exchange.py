@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import grpc.aio
@@ -40,15 +40,20 @@ class PageExchange:
     def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, port: PagesPort, settled: ChangeSignal) -> None:
         pages, rows = arena.segment.pages, arena.segment.page_rows
         self._port = port
-        source = PageSource(lambda page_id: pages[page_id].data, lambda page_id: int(rows["generation"][page_id]))
+        self._source = PageSource(lambda page_id: pages[page_id].data, lambda page_id: int(rows["generation"][page_id]))
         host = port.listen.rpartition(":")[0].strip("[]")
-        self._listener = PageStreamListener(source, host, open_pipe=self._open_pipe)
+        self._listener = PageStreamListener(self._source, host, open_pipe=self._open_pipe)
         shown = port.address.rpartition(":")[0]
-        self._servicer = PagesService(arena, remote, source, f"{shown}:{self._listener.port}", settled)
+        self._servicer = PagesService(arena, remote, self._source, f"{shown}:{self._listener.port}", settled)
         self.fetcher = PrefixFetcher(arena, remote, port.dialer, self._connect)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pages_pb2_grpc.add_PagesServicer_to_server(self._servicer, server)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Of what was asked for by others."""
+        sent, gone = self._source.num_pages_sent, self._source.num_pages_gone
+        return {"remote_pages_sent_total": float(sent), "remote_pages_gone_total": float(gone)}
 
     async def close(self) -> None:
         """From then on nobody writes into the arena's pages from elsewhere."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
@@ -72,7 +72,8 @@ class PagesService(pages_pb2_grpc.PagesServicer):
                 # In a thread: of a long prompt it reads some hundred megabytes.
                 pages = await asyncio.to_thread(self._source.append, transfer_id, more)
                 if pages or is_last:
-                    yield self._offered(transfer_id, ticket, pages, is_last=is_last)
+                    named = zip(pages, hashes[num_offered:], strict=False)
+                    yield self._offered(transfer_id, ticket, named, is_last=is_last)
                 if not is_last:
                     # Not longer: something may have settled since it was looked at.
                     await self._settled.wait(min(_LOOK_AGAIN_S, ends_at_s - loop.time()))
@@ -85,12 +86,15 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             self._num_offers -= 1
 
     def _offered(
-        self, transfer_id: bytes, ticket: bytes, pages: list[OfferedPage], *, is_last: bool
+        self, transfer_id: bytes, ticket: bytes, pages: Iterable[tuple[OfferedPage, bytes]], *, is_last: bool
     ) -> pages_pb2.OfferResponse:
         return pages_pb2.OfferResponse(
             transfer_id=transfer_id,
             ticket=ticket,
             stream_address=self._stream_address,
-            pages=[pages_pb2.OfferedPage(generation=page.generation, checksum=page.checksum) for page in pages],
+            pages=[
+                pages_pb2.OfferedPage(generation=page.generation, checksum=page.checksum, page_hash=page_hash)
+                for page, page_hash in pages
+            ],
             is_last=is_last,
         )

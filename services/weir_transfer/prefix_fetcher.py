@@ -7,8 +7,9 @@ begin ─> pages reserved, expected ─> offered there ─> pulled ─> cached h
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import grpc.aio
 import numpy as np
@@ -19,7 +20,7 @@ from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
 from weir.kv.movers.frames import ID_BYTES
 from weir.kv.movers.pipes import PagePipe
-from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
+from weir.kv.movers.pull import PagePull, PullFailed, PullFigures, PullHello, PullLimits, WantedPage
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
@@ -28,10 +29,20 @@ from weir_transfer.remote_prefixes import RemotePrefixes, Reservation
 _log = logging.getLogger(__name__)
 MAX_FETCHES = 8
 LONGEST_FETCH_S = 10.0
+LONGEST_STILL_S = 5.0
+"""Without another page on offer: what is being computed there comes too slowly, or nobody is there any more."""
 LEAST_PAGES = 8
 """Fewer are computed sooner than asked for."""
 Connect = Callable[[str, int, float], PagePipe]
 """To a page stream's host and port, within so many seconds. Raises OSError."""
+
+
+@dataclass(slots=True)
+class _Fetch:
+    reservation: Reservation
+    address: str
+    pull: PagePull | None = None
+    """None: nothing was offered."""
 
 
 class PrefixFetcher:
@@ -53,7 +64,8 @@ class PrefixFetcher:
             return
         reservation = self._remote.try_reserve(hashes)
         if reservation is not None:
-            task = asyncio.create_task(self._fetch(reservation, address), name=f"fetch from {address}")
+            fetching = self._fetch(_Fetch(reservation, address))
+            task = asyncio.create_task(fetching, name=f"fetch from {address}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -62,63 +74,73 @@ class PrefixFetcher:
         await end_tasks(self._tasks)
         self._threads.shutdown()
 
-    async def _fetch(self, reservation: Reservation, address: str) -> None:
-        num_pages = 0
-        began_s = time.monotonic()
+    async def _fetch(self, fetch: _Fetch) -> None:
+        reservation, address, began_s = fetch.reservation, fetch.address, time.monotonic()
         try:
             async with asyncio.timeout(LONGEST_FETCH_S):
-                num_pages = await self._pull_from(reservation, address)
-            _log.debug("%d pages came from %s in %.0f ms", num_pages, address, 1000 * (time.monotonic() - began_s))
+                await self._pull_from(fetch)
         except (grpc.aio.AioRpcError, PullFailed, TimeoutError, OSError, ValueError) as error:
             _log.warning(
                 "a prefix of %d pages does not come from %s: %s", len(reservation.hashes), address, _why(error)
             )
         finally:
+            # Also where it failed: what came was as offered, and is not to come again.
+            num_pages = fetch.pull.num_first_pages if fetch.pull else 0
+            took_ms = 1000 * (time.monotonic() - began_s)
+            _log.debug("%d pages of %d came from %s in %.0f ms", num_pages, len(reservation.hashes), address, took_ms)
             self._remote.settle(reservation, num_pages)
-            self._remote.count_received(len(reservation.hashes), num_pages)
+            self._remote.count_received(
+                len(reservation.hashes), num_pages, fetch.pull.figures if fetch.pull else PullFigures()
+            )
 
-    async def _pull_from(self, reservation: Reservation, address: str) -> int:
-        """How many of the first pages are here. Raises AioRpcError, PullFailed, OSError, ValueError; nobody writes into
-        the pages then either."""
+    async def _pull_from(self, fetch: _Fetch) -> None:
+        """Nobody writes into the pages when it returns, or raises AioRpcError, PullFailed, OSError, ValueError."""
+        reservation = fetch.reservation
         request = pages_pb2.OfferRequest(
             model_digest=self._segment.model_digest,
             page_bytes=self._segment.geometry.page_bytes,
             page_hashes=b"".join((*reservation.earlier_hashes, *reservation.hashes)),
             num_held_pages=len(reservation.earlier_hashes),
         )
-        async with self._dialer.open(address, "transfer") as channel:
+        async with self._dialer.open(fetch.address, "transfer") as channel:
             stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
             call = stub.Offer(request, timeout=LONGEST_FETCH_S)
             try:
-                return await self._pull_offered(reservation, call)
+                await self._pull_offered(fetch, aiter(call))
             finally:
                 call.cancel()
 
-    async def _pull_offered(self, reservation: Reservation, offers: AsyncIterable[pages_pb2.OfferResponse]) -> int:
+    async def _pull_offered(self, fetch: _Fetch, offers: AsyncIterator[pages_pb2.OfferResponse]) -> None:
         """Asks for what is offered as it comes."""
-        pull, num_pages = None, 0
+        num_wanted, is_last = 0, False
         loop = asyncio.get_running_loop()
         try:
-            async for offered in offers:
-                pull = pull or self._begin_pull(offered)
-                wanted = self._wanted(reservation, num_pages, offered.pages)
-                pull.want(wanted)
-                num_pages += len(wanted)
-                if offered.is_last:
-                    await loop.run_in_executor(self._threads, pull.finish)
-                    return num_pages
-            raise PullFailed("the offer ended before its last page")
+            while not is_last:
+                offered = await _try_next(offers)
+                if offered is None:
+                    break
+                fetch.pull = fetch.pull or self._begin_pull(offered)
+                wanted = self._wanted(fetch.reservation, num_wanted, offered.pages)
+                fetch.pull.want(wanted)
+                num_wanted, is_last = num_wanted + len(wanted), offered.is_last
+            if fetch.pull is not None:
+                await loop.run_in_executor(self._threads, fetch.pull.finish)
+            if not is_last:
+                raise PullFailed(f"nothing more was offered for {LONGEST_STILL_S:g} s")
         finally:
-            while pull is not None and not await asyncio.shield(loop.run_in_executor(self._threads, pull.cancel)):
+            while fetch.pull and not await asyncio.shield(loop.run_in_executor(self._threads, fetch.pull.cancel)):
                 _log.error("a thread that pulls pages does not end: its pages are kept until it does")
 
     def _wanted(self, reservation: Reservation, first: int, pages: Sequence[pages_pb2.OfferedPage]) -> list[WantedPage]:
-        """Those for which there is room, from page number `first` of the offer on."""
-        places = zip(pages, reservation.page_ids[first:], strict=False)
-        return [
-            WantedPage(number, page.generation, page.checksum, self._pages[page_id].data)
-            for number, (page, page_id) in enumerate(places, start=first)
-        ]
+        """Those for which there is room, from page number `first` of the offer on. Raises ValueError for one that is
+        not what was asked for."""
+        wanted = []
+        places = zip(pages, reservation.page_ids[first:], reservation.hashes[first:], strict=False)
+        for number, (page, page_id, page_hash) in enumerate(places, start=first):
+            if page.page_hash != page_hash:
+                raise ValueError(f"page {number} of the offer is {page.page_hash.hex()}, not {page_hash.hex()}")
+            wanted.append(WantedPage(number, page.generation, page.checksum, self._pages[page_id].data))
+        return wanted
 
     def _begin_pull(self, offered: pages_pb2.OfferResponse) -> PagePull:
         """Raises ValueError."""
@@ -132,6 +154,17 @@ class PrefixFetcher:
             PullLimits(),
             time.monotonic() + LONGEST_FETCH_S,
         )
+
+
+async def _try_next(offers: AsyncIterator[pages_pb2.OfferResponse]) -> pages_pb2.OfferResponse | None:
+    """None: nothing within LONGEST_STILL_S. Raises AioRpcError, PullFailed."""
+    try:
+        async with asyncio.timeout(LONGEST_STILL_S):
+            return await anext(offers)
+    except TimeoutError:
+        return None
+    except StopAsyncIteration:
+        raise PullFailed("the offer ended before its last page") from None
 
 
 def _why(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from weir.kv.arena.ownership import OwnershipTable
 from weir.kv.layout import TRANSFER_LEASE
 from weir.kv.messages import PageChain
+from weir.kv.movers.pull import PullFigures
 from weir_transfer.page_tier import PrefillMeter
 from weir_transfer.pending_prefixes import PendingPrefixes
 
@@ -37,6 +38,8 @@ class RemoteCounters:
     remote_prefixes_total: int = 0
     remote_prefixes_failed_total: int = 0
     remote_pages_received_total: int = 0
+    remote_pages_wrong_total: int = 0
+    remote_streams_broken_total: int = 0
     remote_pages_offered_total: int = 0
 
 
@@ -125,8 +128,10 @@ class RemotePrefixes:
         self._pending.settle(reservation.hashes[:num_pages])
         self.abandon(reservation)
 
-    def count_received(self, num_wanted: int, num_received: int) -> None:
-        """Pages of a prefix that another host was to send, and those of them that came."""
+    def count_received(self, num_wanted: int, num_received: int, figures: PullFigures) -> None:
+        """Pages of a prefix that another host was to send, and those of them that came; `figures`: of the pull."""
         self.counters.remote_prefixes_total += 1
         self.counters.remote_prefixes_failed_total += num_received < num_wanted
         self.counters.remote_pages_received_total += num_received
+        self.counters.remote_pages_wrong_total += figures.num_wrong
+        self.counters.remote_streams_broken_total += figures.num_breaks

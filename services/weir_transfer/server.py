@@ -201,7 +201,8 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     async def _match_fetched(
         self, request: arena_pb2.MatchRequest, prompt: MatchRequest, fetcher: PrefixFetcher
     ) -> PrefixMatch:
-        """Of a prompt whose prefix another host has more of."""
+        """Of a prompt whose prefix another host has more of. Raises StaleAttachment, before anything is asked for."""
+        self._core.check_attached(request.lease_id, request.attachment)
         with self._tracer.start_as_current_span("fetch_prefix") as span:
             fetcher.begin(prompt.hashes[: prompt.num_matchable], request.fetch_from)
             match = await self._match(request, prompt)

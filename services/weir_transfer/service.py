@@ -139,7 +139,8 @@ class TransferService:
         slabs = self._slab_server
         weights = {} if slabs is None else {"weights_bytes": slabs.num_bytes, "weights_users": slabs.num_users}
         files = self._files.metrics() if self._files is not None else {}
-        metrics = {**self._core.metrics(), **events, **weights, **files}
+        streams = self._exchange.metrics() if self._exchange is not None else {}
+        metrics = {**self._core.metrics(), **events, **weights, **files, **streams}
         return Description(metrics, self._core.integrity_errors, map_pages=self._core.map_pages)
 
     async def _tick_for_ever(self) -> None:

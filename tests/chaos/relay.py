@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from tests.chaos.stream_faults import Fault, FaultyStream, Stall, Truncate
+from tests.chaos.stream_faults import Fault, FaultyStream, Reset, Stall, Truncate
 
 _CHUNK_BYTES = 1 << 16
 _MAX_CHUNKS = 1024
@@ -108,6 +108,8 @@ class Relay:
         if enter is not None:
             enter()
         with socket.socket() as probe:
+            if listen_port:  # where an earlier one has listened its connections may still be known
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((self._listen_host, listen_port))
             return int(probe.getsockname()[1])
 
@@ -241,6 +243,9 @@ class Relay:
                     await writer.drain()
                     if isinstance(ending, Stall):
                         await self._stall()
+                    elif isinstance(ending, Reset):
+                        writer.transport.abort()  # the other pump of this connection sees it, and ends both
+                        return
                     elif isinstance(ending, Truncate):
                         writer.write_eof()
                         is_truncated = True

@@ -34,8 +34,15 @@ class Stall:
     at_byte: int
 
 
-Fault = FlipBit | Repeat | Truncate | Stall
-Ending = Truncate | Stall
+@dataclass(frozen=True)
+class Reset:
+    """Byte `at_byte` is the last that arrives, and both ends are told that the connection is gone."""
+
+    at_byte: int
+
+
+Fault = FlipBit | Repeat | Truncate | Stall | Reset
+Ending = Truncate | Stall | Reset
 
 
 class FaultyStream:

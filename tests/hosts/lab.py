@@ -101,6 +101,11 @@ class Host:
         """Sockets that this thread makes meanwhile are the host's. They know no names, and outlive its power."""
         return within(self._inside.pid, "net")
 
+    @property
+    def files(self) -> Path:
+        """Where the outside finds the host's own files, while it is on."""
+        return Path(f"/proc/{self._inside.pid}/root")
+
     def power_on(self) -> None:
         """With the name, address and disk that it had; its link is whole and has no limit."""
         if self._namespaces is not None:
@@ -181,6 +186,11 @@ class Lab:
         relay = Relay(host.address, port, listen_host=_SWITCH, enter=partial(enter, self._switch.pid, "net"))
         self._ending.callback(relay.close)
         return relay
+
+    def join(self) -> None:
+        """This thread, and those that it starts from then on, stand at the switch for good: it reaches every host by
+        its address."""
+        enter(self._switch.pid, "net")
 
     def __enter__(self) -> "Lab":
         (self._folder / _HOSTS_FILE).write_text("127.0.0.1 localhost\n")

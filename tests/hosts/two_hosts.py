@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,18 +46,7 @@ class TwoHosts:
 
     def start(self, host: Host) -> "subprocess.Popen[bytes]":
         """Ready when this returns."""
-        log = host.disk / "host.log"
-        environ = {"WEIR_MAX_NUM_SEQS": str(self.max_num_seqs)}
-        process = host.start([*WEIR, *self.commands[host.name][1:], *_ARENA, *RUNTIME], log=log, env=environ)
-        said = log.stat().st_size if log.exists() else 0
-
-        def is_ready() -> bool:
-            text = log.read_bytes()[said:].decode(errors="replace")
-            assert process.poll() is None, text
-            return "ready after" in text and "Ctrl-C ends it" in text
-
-        wait_until(is_ready, timeout_s=START_TIMEOUT_S, what=f"host {host.name} is ready")
-        return process
+        return start_host(host, [*self.commands[host.name], *_ARENA], self.max_num_seqs)
 
     def figures(self, host: Host) -> dict[str, dict[str, float]]:
         """Of the processes that run at it, as `weir status` at that host says."""
@@ -94,13 +84,39 @@ def open_two_hosts(folder: Path, max_num_seqs: int) -> Iterator[TwoHosts]:
     (folder / "hosts.toml").write_text(_FILE)
     with Lab(folder) as lab:
         a, b = (lab.host(name, shm_bytes=_SHM_BYTES) for name in ("a", "b"))
-        made = [*WEIR, "up", "--hosts", str(folder / "hosts.toml"), "--out", str(folder / "made"), "--grace-s", "3"]
-        printed = subprocess.run(made, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
-        commands = {}
-        for host, line in zip((a, b), printed[1::2], strict=True):
-            (folder / "made" / host.name).rename(host.disk / "credentials")
-            own = line.replace(str(folder / "made" / host.name), str(host.disk / "credentials"))
-            commands[host.name] = shlex.split(own)
-        two = TwoHosts(a, b, commands, max_num_seqs)
+        two = TwoHosts(a, b, make_credentials(folder, (a, b)), max_num_seqs)
         two.start(a)
         yield two
+
+
+def make_credentials(folder: Path, hosts: Sequence[Host]) -> dict[str, list[str]]:
+    """New ones for the hosts that `hosts.toml` in `folder` names, each on its host's disk. By host the command that
+    runs it."""
+    made = [*WEIR, "up", "--hosts", str(folder / "hosts.toml"), "--out", str(folder / "made"), "--grace-s", "3"]
+    printed = subprocess.run(made, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    commands = {}
+    for host, line in zip(hosts, printed[1::2], strict=True):
+        own, copied = host.disk / "credentials", host.disk / "credentials.new"
+        shutil.copytree(folder / "made" / host.name, copied)
+        own.mkdir(mode=0o700, exist_ok=True)
+        for file in copied.iterdir():
+            file.replace(own / file.name)
+        copied.rmdir()
+        commands[host.name] = shlex.split(line.replace(str(folder / "made" / host.name), str(own)))
+    return commands
+
+
+def start_host(host: Host, command: Sequence[str], max_num_seqs: int) -> "subprocess.Popen[bytes]":
+    """As that command says. Ready when this returns."""
+    log = host.disk / "host.log"
+    environ = {"WEIR_MAX_NUM_SEQS": str(max_num_seqs)}
+    said = log.stat().st_size if log.exists() else 0
+    process = host.start([*WEIR, *command[1:], *RUNTIME], log=log, env=environ)
+
+    def is_ready() -> bool:
+        text = log.read_bytes()[said:].decode(errors="replace")
+        assert process.poll() is None, text
+        return "ready after" in text and "Ctrl-C ends it" in text
+
+    wait_until(is_ready, timeout_s=START_TIMEOUT_S, what=f"host {host.name} is ready")
+    return process

@@ -101,7 +101,8 @@ class NeighbourWatch:
     async def _ask_all(self) -> Neighbours:
         workers, scheduler_address = await self._find_all()
         asked: dict[str, Party] = {worker.address: "worker" for worker in workers}
-        beside: dict[str, Party] = {worker.arena_address: "transfer" for worker in workers}
+        # A socket has the same name at each host: who is reached by its address is asked there.
+        beside: dict[str, Party] = {worker.pages_address or worker.arena_address: "transfer" for worker in workers}
         beside[scheduler_address] = "scheduler"
         reachable = [address for address in sorted(beside) if address and _is_here(address)]
         asked |= {address: beside[address] for address in reachable}

@@ -46,19 +46,20 @@ def report(outcome: Outcome) -> str:
         f" {tally.num_ended_with_gateway} without a key, which ended with it",
         f"- {num_refused} calls refused before a first token, and sent again",
         "",
-        *_fault_table(outcome.faults),
+        *fault_table(outcome.faults),
         "",
         "| role | most memory of its own, MiB | bound |",
         "|---|---|---|",
         *(f"| {role} | {outcome.max_mib.get(role, 0):.0f} | {bound} |" for role, bound in MAX_MIB.items()),
     ]
-    lines += _list("Refused with", [f"{count}: {reason}" for reason, count in tally.refusals.most_common(12)])
-    lines += _list("Not made here", outcome.not_made)
-    lines += _list("Problems", outcome.problems)
+    lines += titled_list("Refused with", [f"{count}: {reason}" for reason, count in tally.refusals.most_common(12)])
+    lines += titled_list("Not made here", outcome.not_made)
+    lines += titled_list("Problems", outcome.problems)
     return "\n".join(lines) + "\n"
 
 
-def _fault_table(log: FaultLog) -> list[str]:
+def fault_table(log: FaultLog) -> list[str]:
+    """In Markdown."""
     lines = ["| fault | of | while it was | times | ready after |", "|---|---|---|---|---|"]
     by_kind = defaultdict(list)
     for fault in log.faults:
@@ -68,7 +69,8 @@ def _fault_table(log: FaultLog) -> list[str]:
     return lines
 
 
-def _list(title: str, entries: Sequence[str]) -> list[str]:
+def titled_list(title: str, entries: Sequence[str]) -> list[str]:
+    """In Markdown; nothing where there are no entries."""
     return ["", f"{title}:", "", *(f"- {entry}" for entry in entries)] if entries else []
 
 

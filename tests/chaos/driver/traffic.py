@@ -74,6 +74,8 @@ class Traffic:
         assert failed == []
 
     async def run(self, num_clients: int) -> None:
+        """May be called again when it is over."""
+        self._is_stopping = False
         async with AsyncExitStack() as channels:
             stubs = await self._open_stubs(channels)
             await asyncio.gather(*(self._client(stubs) for _ in range(num_clients)))

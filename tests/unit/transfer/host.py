@@ -52,8 +52,19 @@ class PretendedProcess:
 class Host:
     """One transfer service after the other on one socket, and clients that are closed at the end."""
 
-    def __init__(self, directory: Path, settings: ArenaSettings = _SETTINGS, *, exchanges_pages: bool = False) -> None:
-        """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on."""
+    def __init__(
+        self,
+        directory: Path,
+        settings: ArenaSettings = _SETTINGS,
+        *,
+        exchanges_pages: bool = False,
+        shown_host: str = "127.0.0.1",
+        model_digest: str = "digest",
+    ) -> None:
+        """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `shown_host`: where
+        others are told to ask for them, at the same ports; something there must pass it on."""
+        self._shown_host = shown_host
+        self._model_digest = model_digest
         self._settings = settings
         self._exchanges_pages = exchanges_pages
         self.pages_address = ""
@@ -68,13 +79,14 @@ class Host:
         self._clients: list[ArenaClient] = []
 
     async def start(self) -> None:
-        arena = ClaimedArena(claim_segment(self.segment_path, _GEOMETRY, "digest").segment, memory_server=None)
+        arena = ClaimedArena(claim_segment(self.segment_path, _GEOMETRY, self._model_digest).segment, None)
         tracer = self._provider.get_tracer("test")
         self.service = TransferService(arena, self._settings, self._open_process, tracer, self.shutdown_reasons.append)
         self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
         if self._exchanges_pages:
-            self.pages_address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-            port = PagesPort("test", self.pages_address, self.pages_address, PlainDialer(), certificate=None)
+            number = self._server.add_insecure_port("127.0.0.1:0")
+            self.pages_address = f"{self._shown_host}:{number}"
+            port = PagesPort("test", f"127.0.0.1:{number}", self.pages_address, PlainDialer(), certificate=None)
             self.service.exchange_pages(port)
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")
@@ -87,7 +99,9 @@ class Host:
         self.service.release()
 
     async def client(self, worker_id: str, on_handed_off: Callable[[HandedOff], None] = print) -> ArenaClient:
-        made = ArenaClient(self.socket_path, WorkerIdentity(worker_id, "decode", 4096, "digest"), on_handed_off)
+        made = ArenaClient(
+            self.socket_path, WorkerIdentity(worker_id, "decode", 4096, self._model_digest), on_handed_off
+        )
         await made.start(5)
         self._clients.append(made)
         return made

@@ -17,7 +17,7 @@ from weir.kv.movers.pull import PagePull, WantedPage
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.rpc.arena.client import ArenaClient
 from weir.rpc.channel import make_channel
-from weir.wire.v1 import pages_pb2, pages_pb2_grpc
+from weir.wire.v1 import arena_pb2, arena_pb2_grpc, pages_pb2, pages_pb2_grpc
 from weir_transfer.prefix_fetcher import LEAST_PAGES
 
 HASHES = page_hashes(range(160), prefix_seed("digest"))
@@ -154,6 +154,62 @@ async def test_two_that_want_the_same_of_one_another_do_not_wait_for_one_another
         await give_back(client, match)
 
 
+async def test_what_comes_too_slowly_is_not_waited_for_and_what_had_come_is_kept(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir_transfer.prefix_fetcher.LONGEST_STILL_S", 0.3)
+    there, here = [await host.client("w0") for host in hosts]
+    computing = await there.match(HASHES, NUM_PAGES, 1)
+    page_ids = computing.acquired.page_ids
+    await there.seal(PageChain(page_ids[:4], HASHES[:4]))
+    match = await fetch(here, hosts[0].pages_address)
+    assert (len(match.page_ids), len(match.acquired.page_ids)) == (4, NUM_PAGES - 4)
+    assert hosts[1].metric("remote_prefixes_failed_total") == 1
+    await give_back(here, match)
+    await there.release((), computing.acquired.slots, [PageChain(page_ids, HASHES)], [computing.match_id])
+
+
+async def test_a_worker_that_has_attached_anew_fetches_nothing_by_an_older_attachment(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there)
+    async with make_channel(f"unix:{hosts[1].socket_path}") as channel:
+        stub: arena_pb2_grpc.ArenaAsyncStub = arena_pb2_grpc.ArenaStub(channel)
+        request = arena_pb2.MatchRequest(
+            lease_id=1,
+            attachment=99,
+            page_hashes=b"".join(HASHES),
+            num_pages=NUM_PAGES,
+            fetch_from=hosts[0].pages_address,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Match(request, timeout=10)
+    assert caught.value.code() == grpc.StatusCode.ABORTED
+    assert hosts[1].metric("remote_pages_reserved") == hosts[1].metric("remote_prefixes_total") == 0
+    assert here.pages_address == hosts[1].pages_address
+
+
+async def test_a_page_that_is_not_the_one_that_was_asked_for_is_not_used(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are as they were offered, but the source took the request for another one."""
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there)
+    make_stub = pages_pb2_grpc.PagesStub
+
+    class FlippingStub:
+        def __init__(self, channel: grpc.aio.Channel) -> None:
+            self._stub = make_stub(channel)
+
+        def Offer(self, request: pages_pb2.OfferRequest, timeout: float) -> object:  # noqa: N802
+            request.num_held_pages ^= 1
+            return self._stub.Offer(request, timeout=timeout)
+
+    monkeypatch.setattr(pages_pb2_grpc, "PagesStub", FlippingStub)
+    match = await fetch(here, hosts[0].pages_address)
+    assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
+    await give_back(here, match)
+
+
 async def test_short_prefixes_are_computed(hosts: list[Host]) -> None:
     there, here = [await host.client("w0") for host in hosts]
     await compute(there, num_pages=LEAST_PAGES - 1)
@@ -170,7 +226,7 @@ async def test_where_nobody_answers_it_is_computed(hosts: list[Host]) -> None:
     await give_back(here, match)
 
 
-async def test_pages_that_changed_after_their_offer_are_not_used(
+async def test_pages_that_changed_after_their_offer_are_not_used_and_those_before_them_are(
     hosts: list[Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, here = [await host.client("w0") for host in hosts]
@@ -183,7 +239,11 @@ async def test_pages_that_changed_after_their_offer_are_not_used(
 
     monkeypatch.setattr(PagePull, "want", spoil_and_want)
     match = await fetch(here, hosts[0].pages_address)
-    assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
+    assert (len(match.page_ids), len(match.acquired.page_ids)) == (3, NUM_PAGES - 3)
+    assert (pages_of(here, match.page_ids) == pages_of(there, computed.acquired.page_ids[:3])).all()
+    assert hosts[1].metric("remote_pages_wrong_total") == 2
+    assert hosts[1].metric("remote_pages_received_total") == 3
+    assert hosts[0].metric("remote_pages_sent_total") == 11
     await give_back(here, match)
 
 

@@ -37,7 +37,7 @@ _JOIN_S = 1.0
 
 
 class PullFailed(Exception):
-    """Some pages did not come, and none of them is to be used; says why."""
+    """Some pages did not come; says why. Those that did are to be used as far as `num_first_pages` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,8 @@ class PagePull:
         self._window = limits.window_pages(page_bytes)
         self._queue: deque[WantedPage] = deque()
         self._num_missing = 0
+        self._here: set[int] = set()
+        """Numbers of pages that came and were as offered: nobody writes into them any more."""
         self._is_complete = False
         """Nothing more will be wanted."""
         self._problem: str | None = None
@@ -120,6 +122,12 @@ class PagePull:
         self._pipes: set[PagePipe] = set()
         self._threads: list[threading.Thread] = []
         self.figures = PullFigures()
+
+    @property
+    def num_first_pages(self) -> int:
+        """Of the offer, from its first page on without a gap: those that are here, also of a pull that failed."""
+        with self._changed:
+            return next(number for number in range(len(self._here) + 1) if number not in self._here)
 
     def want(self, pages: Sequence[WantedPage]) -> None:
         """Asks for them as soon as there is room, and never blocks."""
@@ -227,6 +235,7 @@ class PagePull:
             if received.is_gone:
                 self._problem = f"page {page.number} of the offer is not there any more"
             elif received.is_as_offered:
+                self._here.add(page.number)
                 self._num_missing -= 1
                 self.figures.num_pages += 1
                 self.figures.num_bytes += len(page.memory)

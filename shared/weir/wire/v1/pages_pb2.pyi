@@ -102,19 +102,23 @@ class OfferedPage(_message.Message):
 
     GENERATION_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    PAGE_HASH_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Rises when the page is given to somebody else."""
     checksum: _builtins.int
     """XXH3-64 of its bytes."""
+    page_hash: _builtins.bytes
+    """Content hash of the prefix up to it, as the caller asked for it, 16 bytes."""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         checksum: _builtins.int = ...,
+        page_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "generation", b"generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "generation", b"generation", "page_hash", b"page_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
