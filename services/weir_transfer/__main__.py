@@ -71,7 +71,7 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
 def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None:
     """A further port of the same server. Raises AddressInUse."""
     config, tls = context.config, context.tls
-    if not config.pages_listen or config.device == "cuda":
+    if not config.pages_listen:
         return None
     own = None if tls is None else tls.own
     credentials = None if tls is None else tls.peer_credentials

@@ -35,12 +35,12 @@ class PagesPort:
 
 
 class PageExchange:
-    """Of one arena whose pages lie in the segment. Raises OSError where its streams cannot be listened for."""
+    """Of one arena. Raises OSError where its streams cannot be listened for."""
 
     def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, port: PagesPort, settled: ChangeSignal) -> None:
-        pages, rows = arena.segment.pages, arena.segment.page_rows
+        rows = arena.segment.page_rows
         self._port = port
-        self._source = PageSource(lambda page_id: pages[page_id].data, lambda page_id: int(rows["generation"][page_id]))
+        self._source = PageSource(arena.pages.read, lambda page_id: int(rows["generation"][page_id]))
         host = port.listen.rpartition(":")[0].strip("[]")
         self._listener = PageStreamListener(self._source, host, open_pipe=self._open_pipe)
         shown = port.address.rpartition(":")[0]

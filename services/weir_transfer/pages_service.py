@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from weir.core.life import Attempt
+from weir.kv.memory.page_bytes import PageMemoryAway
 from weir.kv.movers.frames import ID_BYTES
 from weir.kv.movers.source import OfferedPage, PageSource
 from weir.kv.prefixes import split_hashes
@@ -26,7 +27,7 @@ _LOOK_AGAIN_S = 0.1
 
 
 class PagesService(pages_pb2_grpc.PagesServicer):
-    """Of one arena whose pages lie in the segment."""
+    """Of one arena."""
 
     def __init__(
         self,
@@ -80,6 +81,8 @@ class PagesService(pages_pb2_grpc.PagesServicer):
                     is_last = loop.time() > ends_at_s
             await asyncio.sleep(ends_at_s - loop.time())
             _log.warning("an offer of %d pages was not ended by its caller within %g s", len(page_ids), LONGEST_OFFER_S)
+        except PageMemoryAway as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error}; compute it")
         finally:
             self._source.withdraw(transfer_id)
             self._remote.unpin(page_ids)

@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc.aio
-import numpy as np
-from numpy.typing import NDArray
 
 from weir.core.addresses import split_port
 from weir.core.life import Attempt
@@ -46,11 +44,11 @@ class _Fetch:
 
 
 class PrefixFetcher:
-    """Of one arena whose pages lie in the segment."""
+    """Of one arena."""
 
     def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, dialer: Dialer, connect: Connect) -> None:
         self._segment = arena.segment
-        self._pages: NDArray[np.uint8] = arena.segment.pages
+        self._pages = arena.pages
         self._remote = remote
         self._dialer = dialer
         self._connect = connect
@@ -139,7 +137,7 @@ class PrefixFetcher:
         for number, (page, page_id, page_hash) in enumerate(places, start=first):
             if page.page_hash != page_hash:
                 raise ValueError(f"page {number} of the offer is {page.page_hash.hex()}, not {page_hash.hex()}")
-            wanted.append(WantedPage(number, page.generation, page.checksum, self._pages[page_id].data))
+            wanted.append(WantedPage(number, page.generation, page.checksum, self._pages.place(page_id)))
         return wanted
 
     def _begin_pull(self, offered: pages_pb2.OfferResponse) -> PagePull:

@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from weir.core.life import Attempt
+from weir.kv.memory.page_bytes import InPlace
 from weir.kv.movers.frames import (
     HEADER_BYTES,
 )
@@ -109,7 +110,7 @@ class World:
     def wanted(self, offered: Sequence[OfferedPage], first: int = 0) -> list[WantedPage]:
         """Into the place of the same number."""
         return [
-            WantedPage(first + number, page.generation, page.checksum, self.received[first + number].data)
+            WantedPage(first + number, page.generation, page.checksum, InPlace(self.received[first + number].data))
             for number, page in enumerate(offered)
         ]
 

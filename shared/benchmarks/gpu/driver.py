@@ -1,9 +1,12 @@
 """What page memory on a GPU stands on, each alone: driver calls, two processes, PyTorch's views, a killed writer."""
 
+import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t
@@ -102,6 +105,29 @@ def _killed_creator() -> Iterator[Record]:
     return iter(())
 
 
+def _pages_through_the_host() -> Iterator[Record]:
+    """As pages go to another host and come from there: by a thread that has used no GPU so far."""
+    memory = CudaMemory.create(_NUM_BYTES, driver=LoggedDriver.load())
+    there, back = memory.host_buffer(_NUM_BYTES), memory.host_buffer(_NUM_BYTES)
+    there[:] = random.Random(7).randbytes(_NUM_BYTES)
+    took_s: dict[str, float] = {}
+
+    def copy() -> None:
+        for name, run in (("write", lambda: memory.write(0, there)), ("read", lambda: memory.read(0, back))):
+            run()
+            began_s = time.monotonic()
+            run()
+            took_s[name] = time.monotonic() - began_s
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    thread.join(_CHILD_S)
+    is_same = bytes(there) == bytes(back)
+    rates = {f"{name}_gb_s": _NUM_BYTES / 1e9 / seconds for name, seconds in took_s.items()}
+    yield {"verdict": "ok" if is_same and len(took_s) == 2 else "failed", "is_same": is_same, **rates}
+    memory.close()
+
+
 def _view(make: str) -> Iterator[Record]:
     """A tensor over the memory is a view of it: what one writes the other reads."""
     import torch  # noqa: PLC0415 - seconds, in which the cases before it have long ended
@@ -156,6 +182,7 @@ def main() -> int:
     loop.run("memory of one process", _driver_and_memory)
     loop.run("two processes", _two_processes)
     loop.run("pages of a killed creator", _killed_creator)
+    loop.run("pages through memory of the host", _pages_through_the_host)
     for action in ("memsets", "kernel"):
         loop.run(f"fence race, {action}", partial(_fence_race, action))
     for make in ("as_tensor", "from_dlpack", "memory_tensor"):

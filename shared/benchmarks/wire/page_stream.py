@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from weir.core.life import Attempt
+from weir.kv.memory.page_bytes import InPlace
 from weir.kv.movers.listener import PageStreamListener
 from weir.kv.movers.pipes import PagePipe, TcpPipe, TlsPipe, connect_tcp, connect_tls
 from weir.kv.movers.pull import PagePull, PullHello, PullLimits, WantedPage
@@ -131,7 +132,7 @@ def _ask(host: str, port: int) -> tuple[list[int], float]:
 def _pull_pages(connect: Connect, pages: Sequence[memoryview], checksums: Sequence[int], num_streams: int) -> None:
     limits = PullLimits(num_streams=num_streams)
     pull = PagePull(_HELLO, len(pages[0]), connect, limits, time.monotonic() + 120)
-    pull.want([WantedPage(number, 1, checksums[number], page) for number, page in enumerate(pages)])
+    pull.want([WantedPage(number, 1, checksums[number], InPlace(page)) for number, page in enumerate(pages)])
     pull.finish()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tests.fuzz.choices import Choices, edited
 from tests.fuzz.target import Target, simple
 from weir.core.life import Attempt
+from weir.kv.memory.page_bytes import InPlace
 from weir.kv.movers.frames import FrameHeader, FrameKind, pack_header
 from weir.kv.movers.pipes import Buffer, PipeEnded
 from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
@@ -65,7 +66,7 @@ def check_pull(data: bytes) -> None:
     pull = PagePull(_HELLO, len(_PAGES[0]), lambda _: _BytesPipe(coming), limits, time.monotonic() + 5)
     pull.want(
         [
-            WantedPage(number, number, checksum_of(_PAGES[number]), memoryview(page))
+            WantedPage(number, number, checksum_of(_PAGES[number]), InPlace(memoryview(page)))
             for number, page in zip(numbers, memory, strict=True)
         ]
     )

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -123,3 +124,81 @@ def test_memory_that_cannot_be_written_to_where_it_must_be_is_an_error_and_mappe
     with pytest.raises(CudaDriverError, match="cuMemSetAccess"):
         CudaMemory(CudaDriver(cast(ctypes.CDLL, library)), ctypes.c_uint64(1), -1, 4096, 0)
     assert (library.asked, library.num_mapped) == ([READ_WRITE], 0)
+
+
+class PretendedPinning(PretendedMapping):
+    """Memory of the host in the place of pinned and of the device's; and in which order it is used."""
+
+    def __init__(self) -> None:
+        super().__init__({READ_WRITE})
+        self.device = (ctypes.c_ubyte * 4096)()
+        self.pinned: dict[int, Any] = {}
+        self.calls: list[str] = []
+
+    def cuMemHostAlloc(self, address: Any, size: Any, flags: Any) -> int:  # noqa: N802
+        buffer = (ctypes.c_ubyte * size.value)()
+        self.pinned[ctypes.addressof(buffer)] = buffer
+        address._obj.value = ctypes.addressof(buffer)
+        return 0
+
+    def cuMemFreeHost(self, address: Any) -> int:  # noqa: N802
+        del self.pinned[address.value]
+        return 0
+
+    def cuMemAddressReserve(self, address: Any, *_: Any) -> int:  # noqa: N802
+        address._obj.value = ctypes.addressof(self.device)
+        return 0
+
+    def cuCtxSetCurrent(self, *_: Any) -> int:  # noqa: N802
+        self.calls.append("context")
+        return 0
+
+    def cuMemcpyDtoH_v2(self, into: Any, address: Any, size: Any) -> int:  # noqa: N802
+        self.calls.append("read")
+        ctypes.memmove(into, address.value, size.value)
+        return 0
+
+    def cuMemcpyHtoD_v2(self, address: Any, data: Any, size: Any) -> int:  # noqa: N802
+        self.calls.append("write")
+        ctypes.memmove(address.value, data, size.value)
+        return 0
+
+
+def device_memory(library: PretendedMapping) -> CudaMemory:
+    return CudaMemory(CudaDriver(cast(ctypes.CDLL, library)), ctypes.c_uint64(1), -1, 4096, 0)
+
+
+def test_bytes_come_from_the_device_and_go_there_through_pinned_memory() -> None:
+    library = PretendedPinning()
+    memory = device_memory(library)
+    written, read = memory.host_buffer(64), memory.host_buffer(64)
+    written[:] = bytes(range(64))
+    memory.write(128, written)
+    memory.read(128, read)
+    assert bytes(read) == bytes(written) == bytes(library.device[128:192])
+    assert library.calls == ["context", "write", "read"]
+
+
+def test_each_thread_has_the_context_before_it_copies() -> None:
+    library = PretendedPinning()
+    memory = device_memory(library)
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: [memory.write(0, memory.host_buffer(8)) for _ in range(2)])
+        thread.start()
+        thread.join(10)
+    assert library.calls == ["context", "write", "write"] * 2
+
+
+def test_pinned_memory_is_used_again_once_nobody_refers_to_it_and_given_back_where_another_length_is_wanted() -> None:
+    library = PretendedPinning()
+    memory = device_memory(library)
+    first = memory.host_buffer(64)
+    part = first[:8]
+    del first
+    second = memory.host_buffer(64)
+    assert len(library.pinned) == 2, "a part of the first one is still there"
+    del part, second
+    memory.host_buffer(64)
+    assert len(library.pinned) == 2
+    memory.host_buffer(32)
+    assert [len(buffer) for buffer in library.pinned.values()] == [32]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from opentelemetry.sdk.trace import TracerProvider
@@ -13,10 +14,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from weir.core.life import Attempt
 from weir.core.process import ProcessIdentity, own_identity
 from weir.core.sampling import SamplingParams, StopRules
-from weir.kv.arena.segment import claim_segment
+from weir.kv.arena.segment import Segment, claim_segment
 from weir.kv.geometry import ArenaGeometry
+from weir.kv.memory.device import HostMemory
+from weir.kv.memory.server import MemoryServer
 from weir.kv.records.record import SequenceParams
-from weir.rpc.arena.client import ArenaClient, HandedOff, WorkerIdentity
+from weir.rpc.arena.client import ArenaAccess, ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.arena import ClaimedArena
@@ -60,9 +63,11 @@ class Host:
         exchanges_pages: bool = False,
         shown_host: str = "127.0.0.1",
         model_digest: str = "digest",
+        on_device: bool = False,
     ) -> None:
         """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `shown_host`: where
-        others are told to ask for them, at the same ports; something there must pass it on."""
+        others are told to ask for them, at the same ports; something there must pass it on. `on_device`: pages are in what stands for a device's memory."""
+        self._on_device = on_device
         self._shown_host = shown_host
         self._model_digest = model_digest
         self._settings = settings
@@ -79,7 +84,9 @@ class Host:
         self._clients: list[ArenaClient] = []
 
     async def start(self) -> None:
-        arena = ClaimedArena(claim_segment(self.segment_path, _GEOMETRY, self._model_digest).segment, None)
+        geometry = replace(_GEOMETRY, pages_on_device=self._on_device)
+        segment = claim_segment(self.segment_path, geometry, self._model_digest).segment
+        arena = ClaimedArena(segment, self._device_memory(segment) if self._on_device else None)
         tracer = self._provider.get_tracer("test")
         self.service = TransferService(arena, self._settings, self._open_process, tracer, self.shutdown_reasons.append)
         self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
@@ -93,15 +100,20 @@ class Host:
         await self._server.start()
         await self.service.start()
 
+    def _device_memory(self, segment: Segment) -> MemoryServer:
+        num_bytes = _GEOMETRY.page_memory_bytes
+        path = self.socket_path.with_name("memory.sock")
+        return MemoryServer(path, segment.arena_id, num_bytes, HostMemory.open, HostMemory.create(num_bytes))
+
     async def stop(self) -> None:
         await self.service.stop()
         await self._server.stop(0)
         self.service.release()
 
     async def client(self, worker_id: str, on_handed_off: Callable[[HandedOff], None] = print) -> ArenaClient:
-        made = ArenaClient(
-            self.socket_path, WorkerIdentity(worker_id, "decode", 4096, self._model_digest), on_handed_off
-        )
+        identity = WorkerIdentity(worker_id, "decode", 4096, self._model_digest)
+        access = ArenaAccess(HostMemory.open if self._on_device else None)
+        made = ArenaClient(self.socket_path, identity, on_handed_off, access)
         await made.start(5)
         self._clients.append(made)
         return made

@@ -9,9 +9,12 @@ from pathlib import Path
 import grpc.aio
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.unit.transfer.host import Host, until
 
 from weir.core.addresses import free_port
+from weir.kv.memory.device import HostMemory
+from weir.kv.memory.server import MemoryServer
 from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
 from weir.kv.movers.pull import PagePull, WantedPage
 from weir.kv.prefixes import page_hashes, prefix_seed
@@ -25,13 +28,13 @@ NUM_PAGES = 11
 TRACE = 0xABC
 
 
-@pytest.fixture
-async def hosts() -> AsyncIterator[list[Host]]:
+@pytest.fixture(params=["pages in the segment", "pages on a device"])
+async def hosts(request: pytest.FixtureRequest) -> AsyncIterator[list[Host]]:
     async with AsyncExitStack() as stack:
         made = []
         for _ in range(2):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-"))
-            host = Host(Path(folder), exchanges_pages=True)
+            host = Host(Path(folder), exchanges_pages=True, on_device=request.param == "pages on a device")
             await host.start()
             stack.push_async_callback(host.close)
             made.append(host)
@@ -42,8 +45,17 @@ async def hosts() -> AsyncIterator[list[Host]]:
             await until(lambda host=host: host.metric("remote_pages_pinned") == 0)  # type: ignore[misc]
 
 
-def pages_of(client: ArenaClient, page_ids: Sequence[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    return client.segment.pages[list(page_ids)]
+def memory_of(client: ArenaClient) -> NDArray[np.uint8]:
+    """All pages, as the worker maps them."""
+    on_device = client.memory.pages
+    if on_device is None:
+        return client.segment.pages
+    assert isinstance(on_device, HostMemory)
+    return np.frombuffer(on_device.buffer, np.uint8).reshape(-1, 4096)
+
+
+def pages_of(client: ArenaClient, page_ids: Sequence[int]) -> NDArray[np.uint8]:
+    return memory_of(client)[list(page_ids)]
 
 
 async def compute(client: ArenaClient, num_pages: int = 10, seed: int = 1) -> PrefixMatch:
@@ -51,7 +63,7 @@ async def compute(client: ArenaClient, num_pages: int = 10, seed: int = 1) -> Pr
     match = await client.match(HASHES[:num_pages], num_pages + 1, 1)
     page_ids = (*match.page_ids, *match.acquired.page_ids)
     content = np.random.default_rng(seed).integers(0, 256, (len(page_ids), 4096), np.uint8)
-    client.segment.pages[list(page_ids)] = content
+    memory_of(client)[list(page_ids)] = content
     chain = PageChain(page_ids, HASHES[:num_pages])
     await client.release((), match.acquired.slots, [chain], [match.match_id])
     return match
@@ -118,7 +130,7 @@ async def test_a_prefix_that_is_still_being_computed_comes_as_it_is_sealed(hosts
     there, here = [await host.client("w0") for host in hosts]
     computing = await there.match(HASHES, NUM_PAGES, 1)
     page_ids = computing.acquired.page_ids
-    there.segment.pages[list(page_ids)] = np.random.default_rng(5).integers(0, 256, (NUM_PAGES, 4096), np.uint8)
+    memory_of(there)[list(page_ids)] = np.random.default_rng(5).integers(0, 256, (NUM_PAGES, 4096), np.uint8)
     await there.seal(PageChain(page_ids[:2], HASHES[:2]))
     fetching = asyncio.create_task(fetch(here, hosts[0].pages_address))
     for first in range(2, 10, 4):
@@ -234,7 +246,7 @@ async def test_pages_that_changed_after_their_offer_are_not_used_and_those_befor
     want = PagePull.want
 
     def spoil_and_want(self: PagePull, pages: Sequence[WantedPage]) -> None:
-        there.segment.pages[computed.acquired.page_ids[3], 17] ^= 1
+        memory_of(there)[computed.acquired.page_ids[3], 17] ^= 1
         want(self, pages)
 
     monkeypatch.setattr(PagePull, "want", spoil_and_want)
@@ -304,3 +316,16 @@ async def test_what_a_call_pins_is_free_when_it_ends(hosts: list[Host]) -> None:
         call.cancel()
     await until(lambda: hosts[0].metric("remote_pages_pinned") == 0)
     assert hosts[0].metric("shared_pages") == 0
+
+
+async def test_pages_whose_memory_no_worker_has_given_back_yet_are_computed(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    if there.memory.pages is None:
+        pytest.skip("they are in the segment")
+    await compute(there)
+    monkeypatch.setattr(MemoryServer, "memory", None)
+    match = await fetch(here, hosts[0].pages_address)
+    assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
+    await give_back(here, match)

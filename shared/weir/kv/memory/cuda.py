@@ -7,6 +7,10 @@ ctypes, so that the library needs no package but the driver's own library.
 
 import ctypes
 import os
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint64, c_ushort, c_void_p
 from dataclasses import dataclass
 
@@ -17,6 +21,8 @@ _ON_DEVICE = 1
 _POSIX_FD = 1
 _READ, _READ_WRITE = 1, 3
 _RECOMMENDED = 1
+_PORTABLE = 1
+_MAX_KEPT_BUFFERS = 256
 
 
 class CudaDriverError(Exception):
@@ -86,6 +92,39 @@ class CudaDriver:
         self.call("cuCtxSetCurrent", context)
 
 
+class PinnedBuffers:
+    """Pinned memory of the host, which is dear to make: kept for the next of the same size. Any thread may take some,
+    with a context current."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._kept: deque[tuple[int, int]] = deque()
+        """(address, length)."""
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Raises CudaDriverError where the host has too little memory."""
+        address = self._try_kept(num_bytes) or self._make(num_bytes)
+        buffer = (c_ubyte * num_bytes).from_address(address)
+        weakref.finalize(buffer, self._kept.append, (address, num_bytes)).atexit = False
+        return memoryview(buffer).cast("B")
+
+    def _try_kept(self, num_bytes: int) -> int | None:
+        """Whatever has another length, or is too much to keep, is given back to the host."""
+        while self._kept:
+            with suppress(IndexError):  # another thread was faster
+                address, length = self._kept.popleft()
+                if length == num_bytes and len(self._kept) < _MAX_KEPT_BUFFERS:
+                    return address
+                self._driver.call("cuMemFreeHost", c_void_p(address))
+        return None
+
+    def _make(self, num_bytes: int) -> int:
+        address = c_void_p()
+        self._driver.call("cuMemHostAlloc", byref(address), c_size_t(num_bytes), ctypes.c_uint(_PORTABLE))
+        assert address.value is not None
+        return address.value
+
+
 class CudaMemory:
     """One mapping of a device's memory into this process. Implements `DeviceMemory`."""
 
@@ -98,6 +137,8 @@ class CudaMemory:
         self._fd = fd
         self._num_bytes = num_bytes
         self._device = device
+        self._entered = threading.local()
+        self._pinned = PinnedBuffers(driver)
         self._pointer = _map(driver, handle, num_bytes, device, access)
 
     @classmethod
@@ -163,6 +204,28 @@ class CudaMemory:
     def __dlpack__(self, **_: object) -> object:
         """The same view for who does not find out whose memory it is: DLPack names the device. On any stream."""
         return byte_capsule(self._pointer, self._num_bytes, (CUDA, self._device), self)
+
+    def host_buffer(self, num_bytes: int) -> memoryview:
+        """Pinned: the device copies from and to it by itself."""
+        self._enter()
+        return self._pinned.take(num_bytes)
+
+    def read(self, offset: int, into: memoryview) -> None:
+        self._enter()
+        buffer = (c_ubyte * len(into)).from_buffer(into)
+        self._driver.call("cuMemcpyDtoH_v2", buffer, c_uint64(self._pointer + offset), c_size_t(len(into)))
+
+    def write(self, offset: int, data: memoryview) -> None:
+        self._enter()
+        buffer = (c_ubyte * len(data)).from_buffer(data)
+        self._driver.call("cuMemcpyHtoD_v2", c_uint64(self._pointer + offset), buffer, c_size_t(len(data)))
+        self._driver.call("cuCtxSynchronize")  # of pinned memory it may return before the bytes are there
+
+    def _enter(self) -> None:
+        """A thread that has used no GPU so far has no context."""
+        if not getattr(self._entered, "is_done", False):
+            self._driver.make_context_current(self._device)
+            self._entered.is_done = True
 
     def close(self) -> None:
         """No view of the memory may be used any more."""

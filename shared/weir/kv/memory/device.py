@@ -37,6 +37,18 @@ class DeviceMemory(Protocol):
         """Address of the first byte, on the device."""
         ...
 
+    def host_buffer(self, num_bytes: int) -> memoryview:
+        """Memory of the host that the device reads and writes fast. It is there as long as it is referred to."""
+        ...
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Copies bytes from the device; returns when they are there. Other threads run meanwhile."""
+        ...
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copies bytes to the device; kernels that begin when it has returned read them."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -90,6 +102,15 @@ class HostMemory:
     @property
     def buffer(self) -> mmap.mmap:
         return self._mapping
+
+    def host_buffer(self, num_bytes: int) -> memoryview:
+        return memoryview(bytearray(num_bytes))
+
+    def read(self, offset: int, into: memoryview) -> None:
+        np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(self._mapping, np.uint8, len(into), offset))
+
+    def write(self, offset: int, data: memoryview) -> None:
+        np.copyto(np.frombuffer(self._mapping, np.uint8, len(data), offset), np.frombuffer(data, np.uint8))
 
     def close(self) -> None:
         """Views of `buffer` keep the mapping until they are gone."""

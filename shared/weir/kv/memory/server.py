@@ -54,6 +54,11 @@ class MemoryServer:
     def has_memory(self) -> bool:
         return self._memory is not None
 
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """None: some worker has it."""
+        return self._memory
+
     def start(self) -> None:
         """Raises OSError if there can be no socket at `path`; one that is there already is a dead service's."""
         listening = listen_at(self.path, _BACKLOG)

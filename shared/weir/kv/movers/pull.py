@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from weir.core.life import Attempt
+from weir.kv.memory.page_bytes import PagePlace
 from weir.kv.movers.frames import (
     HEADER_BYTES,
     MAX_ASKED,
@@ -61,7 +62,7 @@ class WantedPage:
     number: int
     generation: int
     checksum: int
-    memory: memoryview
+    place: PagePlace
     num_tries: int = 0
 
 
@@ -238,7 +239,7 @@ class PagePull:
                 self._here.add(page.number)
                 self._num_missing -= 1
                 self.figures.num_pages += 1
-                self.figures.num_bytes += len(page.memory)
+                self.figures.num_bytes += self._page_bytes
             else:
                 self.figures.num_wrong += 1
                 self._queue.append(replace(page, num_tries=page.num_tries + 1))
@@ -302,14 +303,18 @@ class _Stream:
             return _Received(page, is_gone=True)
         if header.kind != FrameKind.PAGE or header.num_bytes != self._page_bytes:
             raise MalformedFrame(f"{header.kind.name} of {header.num_bytes} bytes: pages have {self._page_bytes}")
+        memory = page.place.begin()
         if len(self.asked) > 1:
-            self.pipe.receive(page.memory, self._header)
+            self.pipe.receive(memory, self._header)
             self._has_header = True
         else:
-            self.pipe.receive(page.memory)
+            self.pipe.receive(memory)
         self.asked.popleft()
         is_same = (header.generation, header.checksum) == (page.generation, page.checksum)
-        return _Received(page, is_as_offered=is_same and checksum_of(page.memory) == page.checksum)
+        is_as_offered = is_same and checksum_of(memory) == page.checksum
+        if is_as_offered:
+            page.place.end(memory)
+        return _Received(page, is_as_offered=is_as_offered)
 
     def close(self) -> None:
         if self.pipe is not None:

@@ -1,0 +1,110 @@
+"""The bytes of an arena's pages, for who takes them elsewhere and brings them back: in place where the host has them,
+through memory of the host where a device has them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.kv.memory.cuda import CudaDriverError
+from weir.kv.memory.device import DeviceMemory
+
+
+class PageMemoryAway(OSError):
+    """The pages are on a device, which does not give them, or no worker has given their memory back yet."""
+
+
+class PagePlace(Protocol):
+    """Where the bytes of one page come to."""
+
+    def begin(self) -> memoryview:
+        """Memory of a page's length to write them to. May be called again: what came before means nothing then."""
+        ...
+
+    def end(self, memory: memoryview) -> None:
+        """They have come whole to what `begin` returned, and are the page's from here on."""
+        ...
+
+
+class PageBytes(Protocol):
+    """By page id. Any thread may use it, for different pages at the same time."""
+
+    def read(self, page_id: int) -> memoryview:
+        """The page, or a copy of it. Raises PageMemoryAway."""
+        ...
+
+    def place(self, page_id: int) -> PagePlace: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """In `memory` itself."""
+
+    memory: memoryview
+
+    def begin(self) -> memoryview:
+        return self.memory
+
+    def end(self, memory: memoryview) -> None: ...
+
+
+class HostPages:
+    """`pages`: uint8 [num_pages, page_bytes]."""
+
+    def __init__(self, pages: NDArray[np.uint8]) -> None:
+        self._pages = pages
+
+    def read(self, page_id: int) -> memoryview:
+        page: NDArray[np.uint8] = self._pages[page_id]
+        return page.data
+
+    def place(self, page_id: int) -> PagePlace:
+        return InPlace(self.read(page_id))
+
+
+class DevicePages:
+    """One page after the other from the beginning of the device's memory. A page's bytes wait in memory of the host
+    only from when they are asked for until they are the page's."""
+
+    def __init__(self, memory: Callable[[], DeviceMemory | None], page_bytes: int) -> None:
+        """`memory`: what this process has of it now."""
+        self._memory = memory
+        self._page_bytes = page_bytes
+
+    def read(self, page_id: int) -> memoryview:
+        with self.mapped() as memory:
+            copied = memory.host_buffer(self._page_bytes)
+            memory.read(page_id * self._page_bytes, copied)
+        return copied
+
+    def place(self, page_id: int) -> PagePlace:
+        return _OnDevice(self, page_id * self._page_bytes, self._page_bytes)
+
+    @contextmanager
+    def mapped(self) -> Iterator[DeviceMemory]:
+        """Raises PageMemoryAway, also for what the device does not do."""
+        memory = self._memory()
+        if memory is None:
+            raise PageMemoryAway("its workers have the memory of the pages; it is here again when one attaches")
+        try:
+            yield memory
+        except CudaDriverError as error:
+            raise PageMemoryAway(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDevice:
+    pages: DevicePages
+    offset: int
+    page_bytes: int
+
+    def begin(self) -> memoryview:
+        with self.pages.mapped() as device:
+            return device.host_buffer(self.page_bytes)
+
+    def end(self, memory: memoryview) -> None:
+        with self.pages.mapped() as device:
+            device.write(self.offset, memory)
