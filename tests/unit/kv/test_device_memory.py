@@ -182,8 +182,13 @@ def test_bytes_come_from_the_device_and_go_there_through_pinned_memory() -> None
 def test_each_thread_has_the_context_before_it_copies() -> None:
     library = PretendedPinning()
     memory = device_memory(library)
+
+    def write_twice() -> None:
+        for _ in range(2):
+            memory.write(0, memory.host_buffer(8))
+
     for _ in range(2):
-        thread = threading.Thread(target=lambda: [memory.write(0, memory.host_buffer(8)) for _ in range(2)])
+        thread = threading.Thread(target=write_twice)
         thread.start()
         thread.join(10)
     assert library.calls == ["context", "write", "write"] * 2

@@ -35,6 +35,15 @@ class PretendedMemory:
     def __dlpack__(self, **_: object) -> object:
         return byte_capsule(self.pointer, len(self.data), (CPU, 0), self)
 
+    def host_buffer(self, num_bytes: int) -> memoryview:
+        raise NotImplementedError
+
+    def read(self, offset: int, into: memoryview) -> None:
+        raise NotImplementedError
+
+    def write(self, offset: int, data: memoryview) -> None:
+        raise NotImplementedError
+
     def close(self) -> None:
         """Nothing is mapped."""
 
