@@ -66,8 +66,8 @@ class Host:
         on_device: bool = False,
     ) -> None:
         """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `shown_host`: where
-        others are told to ask for them, at the same ports; something there must pass it on. `on_device`: pages are in what stands for a device's
-        memory."""
+        others are told to ask for them, at the same ports; something there must pass it on. `on_device`: pages are in
+        what stands for the memory of a device."""
         self._on_device = on_device
         self._shown_host = shown_host
         self._model_digest = model_digest
