@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -147,7 +148,8 @@ class PrefixFetcher:
         finishing.add_done_callback(lambda future: future.cancelled() or future.exception())
         num_pages = -1
         while num_pages < pull.figures.num_pages:
-            num_pages, either = pull.figures.num_pages, {finishing, offers.next}
+            num_pages = pull.figures.num_pages
+            either: set[asyncio.Future[Any]] = {finishing, offers.next}
             await asyncio.wait(either, timeout=LONGEST_STILL_S, return_when=asyncio.FIRST_COMPLETED)
             if finishing.done():
                 finishing.result()
