@@ -50,9 +50,9 @@ class FaultMaker:
         )
 
     def choose(self) -> Fault:
-        weights, makers = zip(*self._makers, strict=True)
+        weights = [weight for weight, _ in self._makers]
         while True:
-            [maker] = self._source.choices(makers, weights)
+            [(_, maker)] = self._source.choices(self._makers, weights)
             fault = maker()
             if fault is not None:
                 return fault
