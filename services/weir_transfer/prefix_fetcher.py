@@ -7,28 +7,31 @@ begin ─> pages reserved, expected ─> offered there ─> pulled ─> cached h
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import grpc.aio
 
 from weir.core.addresses import split_port
 from weir.core.life import Attempt
-from weir.core.tasks import end_tasks
 from weir.kv.movers.frames import ID_BYTES
 from weir.kv.movers.pipes import PagePipe
 from weir.kv.movers.pull import PagePull, PullFailed, PullFigures, PullHello, PullLimits, WantedPage
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
+from weir_transfer.offer_reader import OfferReader
 from weir_transfer.remote_prefixes import RemotePrefixes, Reservation
 
 _log = logging.getLogger(__name__)
 MAX_FETCHES = 8
-LONGEST_FETCH_S = 10.0
-LONGEST_STILL_S = 5.0
-"""Without another page on offer: what is being computed there comes too slowly, or nobody is there any more."""
+LONGEST_FETCH_S = 8.0
+"""Less than a match waits: it goes on with what has come."""
+LONGEST_STILL_S = 4.0
+"""Without another page, offered or come: it is computed there too slowly, or nobody is there any more."""
 LEAST_PAGES = 8
 """Fewer are computed sooner than asked for."""
 Connect = Callable[[str, int, float], PagePipe]
@@ -62,37 +65,50 @@ class PrefixFetcher:
             return
         reservation = self._remote.try_reserve(hashes)
         if reservation is not None:
-            fetching = self._fetch(_Fetch(reservation, address))
-            task = asyncio.create_task(fetching, name=f"fetch from {address}")
+            fetch = _Fetch(reservation, address)
+            task = asyncio.create_task(self._fetch(fetch), name=f"fetch from {address}")
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._conclude, fetch))
 
     async def close(self) -> None:
         """Nobody writes into pages of this arena any more when it returns."""
-        await end_tasks(self._tasks)
+        for task in self._tasks:
+            task.cancel()
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
         self._threads.shutdown()
 
     async def _fetch(self, fetch: _Fetch) -> None:
-        reservation, address, began_s = fetch.reservation, fetch.address, time.monotonic()
         try:
             async with asyncio.timeout(LONGEST_FETCH_S):
                 await self._pull_from(fetch)
         except (grpc.aio.AioRpcError, PullFailed, TimeoutError, OSError, ValueError) as error:
             _log.warning(
-                "a prefix of %d pages does not come from %s: %s", len(reservation.hashes), address, _why(error)
-            )
-        finally:
-            # Also where it failed: what came was as offered, and is not to come again.
-            num_pages = fetch.pull.num_first_pages if fetch.pull else 0
-            took_ms = 1000 * (time.monotonic() - began_s)
-            _log.debug("%d pages of %d came from %s in %.0f ms", num_pages, len(reservation.hashes), address, took_ms)
-            self._remote.settle(reservation, num_pages)
-            self._remote.count_received(
-                len(reservation.hashes), num_pages, fetch.pull.figures if fetch.pull else PullFigures()
+                "a prefix of %d pages does not come from %s: %s",
+                len(fetch.reservation.hashes),
+                fetch.address,
+                _why(error),
             )
 
+    def _conclude(self, fetch: _Fetch, fetching: "asyncio.Task[None]") -> None:
+        """However that ended, also before it began: what is left to do cannot be cancelled."""
+        self._tasks.discard(fetching)
+        settling = asyncio.create_task(self._settle(fetch), name=f"settle what came from {fetch.address}")
+        self._tasks.add(settling)
+        settling.add_done_callback(self._tasks.discard)
+
+    async def _settle(self, fetch: _Fetch) -> None:
+        """What came is kept, also where the rest did not: it was as offered."""
+        pull, loop = fetch.pull, asyncio.get_running_loop()
+        while pull is not None and not await loop.run_in_executor(self._threads, pull.cancel):
+            _log.error("a thread that pulls pages does not end: its pages are kept until it does")
+        num_pages, figures = (pull.num_first_pages, pull.figures) if pull is not None else (0, PullFigures())
+        _log.debug("%d pages of %d came from %s", num_pages, len(fetch.reservation.hashes), fetch.address)
+        self._remote.settle(fetch.reservation, num_pages)
+        self._remote.count_received(len(fetch.reservation.hashes), num_pages, figures)
+
     async def _pull_from(self, fetch: _Fetch) -> None:
-        """Nobody writes into the pages when it returns, or raises AioRpcError, PullFailed, OSError, ValueError."""
+        """Raises AioRpcError, PullFailed, OSError, ValueError."""
         reservation = fetch.reservation
         request = pages_pb2.OfferRequest(
             model_digest=self._segment.model_digest,
@@ -104,30 +120,42 @@ class PrefixFetcher:
             stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
             call = stub.Offer(request, timeout=LONGEST_FETCH_S)
             try:
-                await self._pull_offered(fetch, aiter(call))
+                await self._pull_offered(fetch, OfferReader(aiter(call)))
             finally:
                 call.cancel()
 
-    async def _pull_offered(self, fetch: _Fetch, offers: AsyncIterator[pages_pb2.OfferResponse]) -> None:
+    async def _pull_offered(self, fetch: _Fetch, offers: OfferReader) -> None:
         """Asks for what is offered as it comes."""
         num_wanted, is_last = 0, False
-        loop = asyncio.get_running_loop()
         try:
-            while not is_last:
-                offered = await _try_next(offers)
-                if offered is None:
-                    break
+            while not is_last and (offered := await offers.try_take(LONGEST_STILL_S)) is not None:
                 fetch.pull = fetch.pull or self._begin_pull(offered)
                 wanted = self._wanted(fetch.reservation, num_wanted, offered.pages)
                 fetch.pull.want(wanted)
                 num_wanted, is_last = num_wanted + len(wanted), offered.is_last
             if fetch.pull is not None:
-                await loop.run_in_executor(self._threads, fetch.pull.finish)
+                await self._finish(fetch.pull, offers)
             if not is_last:
                 raise PullFailed(f"nothing more was offered for {LONGEST_STILL_S:g} s")
         finally:
-            while fetch.pull and not await asyncio.shield(loop.run_in_executor(self._threads, fetch.pull.cancel)):
-                _log.error("a thread that pulls pages does not end: its pages are kept until it does")
+            offers.close()
+
+    async def _finish(self, pull: PagePull, offers: OfferReader) -> None:
+        """Until all that was asked for is here. Raises PullFailed, AioRpcError: as soon as the offer has ended, too,
+        for its pages are not kept for this any more."""
+        finishing = asyncio.get_running_loop().run_in_executor(self._threads, pull.finish)
+        finishing.add_done_callback(lambda future: future.cancelled() or future.exception())
+        num_pages = -1
+        while num_pages < pull.figures.num_pages:
+            num_pages = pull.figures.num_pages
+            either: set[asyncio.Future[Any]] = {finishing, offers.next}
+            await asyncio.wait(either, timeout=LONGEST_STILL_S, return_when=asyncio.FIRST_COMPLETED)
+            if finishing.done():
+                finishing.result()
+                return
+            if offers.next.done():
+                offers.next.result()
+        raise PullFailed(f"no page came for {LONGEST_STILL_S:g} s")
 
     def _wanted(self, reservation: Reservation, first: int, pages: Sequence[pages_pb2.OfferedPage]) -> list[WantedPage]:
         """Those for which there is room, from page number `first` of the offer on. Raises ValueError for one that is
@@ -152,17 +180,6 @@ class PrefixFetcher:
             PullLimits(),
             time.monotonic() + LONGEST_FETCH_S,
         )
-
-
-async def _try_next(offers: AsyncIterator[pages_pb2.OfferResponse]) -> pages_pb2.OfferResponse | None:
-    """None: nothing within LONGEST_STILL_S. Raises AioRpcError, PullFailed."""
-    try:
-        async with asyncio.timeout(LONGEST_STILL_S):
-            return await anext(offers)
-    except TimeoutError:
-        return None
-    except StopAsyncIteration:
-        raise PullFailed("the offer ended before its last page") from None
 
 
 def _why(error: BaseException) -> str:

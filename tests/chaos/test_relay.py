@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.chaos.relay import Relay, tcp_ports_of
-from tests.chaos.stream_faults import FlipBit, Repeat, Stall, Truncate
+from tests.chaos.relay import Direction, Relay, tcp_ports_of
+from tests.chaos.stream_faults import FlipBit, Repeat, Reset, Stall, Truncate
 
 from weir.testing.stack import wait_until
 
@@ -138,6 +138,20 @@ def test_a_truncated_answer_ends_for_its_client_and_the_server_does_not_notice()
                     server.recv(1024)
             client.sendall(b"and?")
             assert server.recv(1024) == b"and?"
+
+
+@pytest.mark.parametrize("direction", ["to_client", "to_server"])
+def test_a_reset_connection_ends_for_both_after_its_byte(direction: Direction) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Relay(*listener.getsockname()) as relay:
+        relay.damage(direction, Reset(3))
+        with connect(relay) as client, listener.accept()[0] as server:
+            sender, receiver = (server, client) if direction == "to_client" else (client, server)
+            sender.sendall(b"abcdef")
+            for end, heard in ((receiver, b"abc"), (sender, b"")):
+                end.settimeout(5)
+                with contextlib.suppress(ConnectionResetError):
+                    assert heard.startswith(end.recv(3))
+                    assert end.recv(1) == b""
 
 
 def test_a_stalled_connection_stays_open_beside_others_and_goes_on_when_restored(relay: Relay) -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.chaos.stream_faults import Fault, FaultyStream, FlipBit, Repeat, Stall, Truncate
+from tests.chaos.stream_faults import Fault, FaultyStream, FlipBit, Repeat, Reset, Stall, Truncate
 
 _NUM_BYTES = 20
 _SENT = bytes(range(_NUM_BYTES))
@@ -39,6 +39,7 @@ def _faults(draw: st.DrawFn) -> list[Fault]:
                     st.builds(Repeat, st.just(at_byte), st.integers(1, at_byte)),
                     st.builds(Truncate, st.just(at_byte)),
                     st.builds(Stall, st.just(at_byte)),
+                    st.builds(Reset, st.just(at_byte)),
                 )
             )
         )
@@ -60,6 +61,7 @@ def test_it_does_not_matter_how_bytes_are_cut(faults: list[Fault], places: list[
         (Repeat(3, num_bytes=2), [(b"\x00\x01\x02\x01\x02\x03", None)]),
         (Truncate(1), [(b"\x00", Truncate(1)), (b"\x01\x02\x03", None)]),
         (Stall(4), [(b"\x00\x01\x02\x03", Stall(4)), (b"", None)]),
+        (Reset(2), [(b"\x00\x01", Reset(2)), (b"\x02\x03", None)]),
         (FlipBit(5), [(b"\x00\x01\x02\x03", None)]),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, list) else "",

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,11 +22,12 @@ _START_TIMEOUT_S = 60.0
 class TransferProcess:
     """`python -m weir_transfer` on a socket in `directory`, over a segment in `directory` too."""
 
-    def __init__(self, directory: Path, lease_ttl_ms: int) -> None:
+    def __init__(self, directory: Path, lease_ttl_ms: int, flags: Mapping[str, str] | None = None) -> None:
+        """`flags`: further ones."""
         self.socket_path = directory / "arena.sock"
         self.segment_path = segment_path("test", directory)
         self._ready_file = directory / "ready.json"
-        self._flags = {
+        self._flags: dict[str, object] = {
             "instance": "test",
             "listen": f"unix:{self.socket_path}",
             "segment-dir": directory,
@@ -40,6 +41,7 @@ class TransferProcess:
             "lease-ttl-ms": lease_ttl_ms,
             "heartbeat-interval-ms": 50,
             "grace-s": 1,
+            **(flags or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -100,7 +100,7 @@ def vllm_families(model: str, view: ModelView) -> list[Family]:
 
 def _pages_used(view: ModelView) -> float | None:
     """Cached pages are free, as vLLM counts those that nobody uses. None: not all arenas of the workers are reached;
-    those of other hosts never are."""
+    of other hosts those that offer pages are."""
     hosts = {record.host_id for record, _ in view.neighbours.workers}
     arenas = [one.metrics for one in view.neighbours.others if one.role == "transfer" and "total_pages" in one.metrics]
     if len(arenas) != len(hosts):

@@ -138,7 +138,7 @@ class Rounds:
 def make_requests(seed: int) -> list[inference_pb2.GenerateRequest]:
     """Of a few long beginnings; greedy and seeded ones."""
     source = random.Random(seed)
-    requests = []
+    requests: list[inference_pb2.GenerateRequest] = []
     for _ in range(NUM_PREFIXES):
         prefix = [source.randrange(100, 40_000) for _ in range(PREFIX_TOKENS)]
         for tail in range(NUM_TAILS):

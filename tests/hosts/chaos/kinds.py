@@ -50,34 +50,39 @@ class FaultMaker:
         )
 
     def choose(self) -> Fault:
-        weights, makers = zip(*self._makers, strict=True)
+        weights = [weight for weight, _ in self._makers]
         while True:
-            [maker] = self._source.choices(makers, weights)
+            [(_, maker)] = self._source.choices(self._makers, weights)
             fault = maker()
             if fault is not None:
                 return fault
 
     def _kill(self) -> Fault | None:
-        victim = self._try_choose_process()
-        return victim and Fault("kill", victim.state.role, _noticed(victim), lambda: self._stack.send(victim, "KILL"))
+        return self._signalled("kill", lambda victim: self._stack.send(victim, "KILL"))
 
     def _restart(self) -> Fault | None:
-        victim = self._try_choose_process()
-        return victim and Fault(
-            "restart", victim.state.role, _noticed(victim), lambda: self._stack.send(victim, "TERM")
-        )
+        return self._signalled("restart", lambda victim: self._stack.send(victim, "TERM"))
 
     def _freeze(self) -> Fault | None:
-        victim, lasting_s = self._try_choose_process(), self._source.choice(_LASTING_S)
+        lasting_s = self._source.choice(_LASTING_S)
 
-        def freeze() -> bool:
-            assert victim is not None
+        def freeze(victim: HostProcess) -> bool:
             is_stopped = self._stack.send(victim, "STOP")
             time.sleep(lasting_s)
             self._stack.send(victim, "CONT")
             return is_stopped
 
-        return victim and Fault("stop and continue", victim.state.role, _noticed(victim), freeze)
+        return self._signalled("stop and continue", freeze)
+
+    def _signalled(self, kind: str, inflict: Callable[[HostProcess], bool]) -> Fault | None:
+        """None: there is no process at the moment. Transfer services are twice as often chosen."""
+        processes = [process for process in self._stack.processes() if process.is_ready]
+        if not processes:
+            return None
+        weights = [2 if process.state.role == "transfer" else 1 for process in processes]
+        [victim] = self._source.choices(processes, weights)
+        noticed = (victim.host.name,) if victim.state.role == "gateway" else ()
+        return Fault(kind, victim.state.role, noticed, lambda: inflict(victim))
 
     def _power_loss(self) -> Fault:
         host, off_s = self._host(), self._source.choice(_OFF_S)
@@ -182,19 +187,9 @@ class FaultMaker:
 
         return Fault(kind, doing, victims, inflict)
 
-    def _try_choose_process(self) -> HostProcess | None:
-        """Transfer services twice as often."""
-        processes = [process for process in self._stack.processes() if process.is_ready]
-        weights = [2 if process.state.role == "transfer" else 1 for process in processes]
-        return self._source.choices(processes, weights)[0] if processes else None
-
     def _host(self) -> Host:
         return self._source.choice(self._stack.pair)
 
     def _shuffled(self) -> tuple[Host, Host]:
         one, other = self._source.sample(self._stack.pair, 2)
         return one, other
-
-
-def _noticed(victim: HostProcess) -> tuple[str, ...]:
-    return (victim.host.name,) if victim.state.role == "gateway" else ()

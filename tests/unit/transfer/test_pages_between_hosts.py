@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -282,6 +283,33 @@ async def test_a_service_that_stops_waits_for_what_it_fetches_and_frees_it(hosts
     fetching = asyncio.create_task(fetch(here, hosts[0].pages_address))
     await until(lambda: hosts[1].metric("remote_pages_reserved") > 0 or fetching.done())
     await hosts[1].service._exchange.close()  # type: ignore[union-attr]
+    assert hosts[1].metric("remote_pages_reserved") == 0
+    await give_back(here, await fetching)
+
+
+async def test_a_fetch_that_is_ended_before_it_began_leaves_nothing(hosts: list[Host]) -> None:
+    fetcher = hosts[1].service._exchange.fetcher  # type: ignore[union-attr]
+    fetcher.begin(HASHES, hosts[0].pages_address)
+    assert hosts[1].metric("remote_pages_reserved") == 10
+    await fetcher.close()
+    assert hosts[1].metric("remote_pages_reserved") == hosts[1].metric("prefix_pending") == 0
+
+
+async def test_no_page_is_given_to_anybody_while_a_thread_may_write_into_it(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there)
+    has_ended, cancel = threading.Event(), PagePull.cancel
+    monkeypatch.setattr(PagePull, "cancel", lambda self: has_ended.wait(0.05) and cancel(self))
+    fetching = asyncio.create_task(fetch(here, hosts[0].pages_address))
+    await until(lambda: hosts[0].metric("remote_pages_sent_total") == 10)
+    closing = asyncio.create_task(hosts[1].service._exchange.fetcher.close())  # type: ignore[union-attr]
+    await asyncio.sleep(0.3)
+    assert hosts[1].metric("remote_pages_reserved") == 10
+    assert not closing.done()
+    has_ended.set()
+    await closing
     assert hosts[1].metric("remote_pages_reserved") == 0
     await give_back(here, await fetching)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -93,6 +94,22 @@ async def test_a_scrape_makes_nobody_check_itself() -> None:
         assert len((await watch.neighbours()).workers) == 1
         await watch.close()
     assert checks == []
+
+
+async def test_transfer_services_of_all_hosts_are_found_where_others_reach_them() -> None:
+    """Their sockets have one name."""
+    bus = made_hub(INSTANCE).connect()
+    arenas = [Description({"total_pages": pages}) for pages in (10.0, 20.0)]
+    async with served("transfer", arenas[0]) as here, served("transfer", arenas[1]) as there:
+        records = [
+            replace(worker_at("127.0.0.1:1", f"w{number}", "unix:/run/arena.sock"), pages_address=address)
+            for number, address in enumerate((here, there))
+        ]
+        await register(bus, *records)
+        watch = NeighbourWatch(bus, SUBJECTS, PlainDialer(), ManualClock())
+        others = (await watch.neighbours()).others
+        await watch.close()
+    assert sorted(one.metrics["total_pages"] for one in others) == [10.0, 20.0]
 
 
 async def test_buckets_are_opened_once_however_many_scrape() -> None:
