@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from opentelemetry.sdk.trace import TracerProvider
@@ -16,12 +17,15 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import claim_segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.records.record import SequenceParams
+from weir.kv.tiers.file_store import FileStore
+from weir.kv.tiers.page_file import PageLayout
 from weir.rpc.arena.client import ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.messages import ArenaSettings
 from weir_transfer.page_exchange import PagesPort
+from weir_transfer.page_files import PageFilesSettings
 from weir_transfer.service import TransferService
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
@@ -52,8 +56,20 @@ class PretendedProcess:
 class Host:
     """One transfer service after the other on one socket, and clients that are closed at the end."""
 
-    def __init__(self, directory: Path, settings: ArenaSettings = _SETTINGS, *, exchanges_pages: bool = False) -> None:
-        """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on."""
+    def __init__(
+        self,
+        directory: Path,
+        settings: ArenaSettings = _SETTINGS,
+        *,
+        exchanges_pages: bool = False,
+        page_files: Path | None = None,
+        min_uses: int = 1,
+        num_pages: int = 40,
+    ) -> None:
+        """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `page_files`: folder
+        where pages outlive the arena, once `min_uses` prompts have used them."""
+        self._geometry = replace(_GEOMETRY, num_pages=num_pages)
+        self._page_files, self._min_uses = page_files, min_uses
         self._settings = settings
         self._exchanges_pages = exchanges_pages
         self.pages_address = ""
@@ -68,7 +84,7 @@ class Host:
         self._clients: list[ArenaClient] = []
 
     async def start(self) -> None:
-        arena = ClaimedArena(claim_segment(self.segment_path, _GEOMETRY, "digest").segment, memory_server=None)
+        arena = ClaimedArena(claim_segment(self.segment_path, self._geometry, "digest").segment, memory_server=None)
         tracer = self._provider.get_tracer("test")
         self.service = TransferService(arena, self._settings, self._open_process, tracer, self.shutdown_reasons.append)
         self._server = make_server([TraceContextGuard(tracer), ErrorGuard()])
@@ -76,6 +92,9 @@ class Host:
             self.pages_address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
             port = PagesPort("test", self.pages_address, self.pages_address, PlainDialer(), certificate=None)
             self.service.exchange_pages(port)
+        if self._page_files is not None:
+            store = FileStore(self._page_files, PageLayout("digest", _GEOMETRY.page_bytes), 1 << 20)
+            self.service.keep_pages(store, PageFilesSettings(1 << 30, self._min_uses))
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")
         await self._server.start()
@@ -97,7 +116,7 @@ class Host:
             await client.close()
         await until(lambda: self.metric("leases") == 0)
         assert self.service.describe().integrity_errors == ()
-        assert self.metric("free_pages") + self.metric("cached_pages") == 40
+        assert self.metric("free_pages") + self.metric("cached_pages") == self._geometry.num_pages
         await self.stop()
         assert not self.segment_path.exists()
 
