@@ -20,7 +20,7 @@ _LEAST_S = 1e-6
 
 
 class UnwrittenPages:
-    """Hashes of sealed pages that are not in the tier, those that were sealed first before others.
+    """Hashes of sealed pages that are not in the tier; those that an earlier update brought come before later ones.
 
     `min_uses`: how many prompts must have used a page: the one that computed it is the first.
     """

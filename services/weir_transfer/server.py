@@ -161,7 +161,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         try:
             prompt = _prompt_from_pb(request)
             if request.fetch_from and self._fetcher is not None:
-                match = await self._match_fetched(request, prompt, self._fetcher)
+                match = await self._match_fetched(request, prompt)
             else:
                 match = await self._match(request, prompt)
         except (ArenaRefusal, ValueError) as error:
@@ -198,35 +198,34 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             self._announce(committed.announcement)
         return arena_pb2.HandOffResponse(num_pages=receipt.num_pages, num_bytes_copied=receipt.num_bytes_copied)
 
-    async def _match_fetched(
-        self, request: arena_pb2.MatchRequest, prompt: MatchRequest, fetcher: PrefixFetcher
-    ) -> PrefixMatch:
-        """Of a prompt whose prefix another host has more of. Raises StaleAttachment, before anything is asked for."""
-        self._core.check_attached(request.lease_id, request.attachment)
+    async def _match_fetched(self, request: arena_pb2.MatchRequest, prompt: MatchRequest) -> PrefixMatch:
+        """Of a prompt whose prefix another host has more of."""
         with self._tracer.start_as_current_span("fetch_prefix") as span:
-            fetcher.begin(prompt.hashes[: prompt.num_matchable], request.fetch_from)
             match = await self._match(request, prompt)
             span.set_attribute("weir.prefix_source", request.fetch_from)
             span.set_attribute("weir.num_cached_pages", len(match.page_ids))
         return match
 
     async def _match(self, request: arena_pb2.MatchRequest, prompt: MatchRequest) -> PrefixMatch:
-        """Waits as long as another request is computing the same pages, or they come, holding nothing meanwhile."""
+        """Waits as long as another request is computing the same pages, or they come, holding nothing meanwhile. Raises
+        StaleAttachment, before anything is asked for."""
+        self._core.check_attached(request.lease_id, request.attachment)
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + self._prefix_wait_s
         wait_from_pages = WAIT_FROM_PAGES
         with contextlib.ExitStack() as loading:
-            span: Span | None = None
+            span = self._try_load(prompt, loading)
+            if request.fetch_from and self._fetcher is not None:  # what is not in files either
+                self._fetcher.begin(prompt.hashes[: prompt.num_matchable], request.fetch_from)
             while True:
                 left_s = ends_at_s - loop.time()
-                if span is None and left_s > 0:
-                    span = self._try_load(prompt, loading)
                 limit = wait_from_pages if left_s > 0 else None
                 match = self._core.match(request.lease_id, request.attachment, prompt, wait_from_pages=limit)
                 if match is not None:
                     break
                 await self._settled.wait(left_s)
                 wait_from_pages = 1  # a prefix that is computed in steps: its end is as near as the part before was
+                span = span or self._try_load(prompt, loading)
             if span is not None:
                 span.set_attribute("weir.num_cached_pages", len(match.page_ids))
         if self._files is not None:

@@ -19,12 +19,15 @@ from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.device import HostMemory
 from weir.kv.memory.server import MemoryServer
 from weir.kv.records.record import SequenceParams
+from weir.kv.tiers.file_store import FileStore
+from weir.kv.tiers.page_file import PageLayout
 from weir.rpc.arena.client import ArenaAccess, ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.messages import ArenaSettings
 from weir_transfer.page_exchange import PagesPort
+from weir_transfer.page_files import PageFilesSettings
 from weir_transfer.service import TransferService
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
@@ -64,13 +67,19 @@ class Host:
         shown_host: str = "127.0.0.1",
         model_digest: str = "digest",
         on_device: bool = False,
+        page_files: Path | None = None,
+        min_uses: int = 1,
+        num_pages: int = 40,
     ) -> None:
         """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `shown_host`: where
         others are told to ask for them, at the same ports; something there must pass it on. `on_device`: pages are in
-        what stands for the memory of a device."""
+        what stands for the memory of a device. `page_files`: folder where pages outlive the arena, once `min_uses`
+        prompts have used them."""
         self._on_device = on_device
         self._shown_host = shown_host
         self._model_digest = model_digest
+        self._geometry = replace(_GEOMETRY, num_pages=num_pages, pages_on_device=on_device)
+        self._page_files, self._min_uses = page_files, min_uses
         self._settings = settings
         self._exchanges_pages = exchanges_pages
         self.pages_address = ""
@@ -85,8 +94,7 @@ class Host:
         self._clients: list[ArenaClient] = []
 
     async def start(self) -> None:
-        geometry = replace(_GEOMETRY, pages_on_device=self._on_device)
-        segment = claim_segment(self.segment_path, geometry, self._model_digest).segment
+        segment = claim_segment(self.segment_path, self._geometry, self._model_digest).segment
         arena = ClaimedArena(segment, self._device_memory(segment) if self._on_device else None)
         tracer = self._provider.get_tracer("test")
         self.service = TransferService(arena, self._settings, self._open_process, tracer, self.shutdown_reasons.append)
@@ -96,13 +104,16 @@ class Host:
             self.pages_address = f"{self._shown_host}:{number}"
             port = PagesPort("test", f"127.0.0.1:{number}", self.pages_address, PlainDialer(), certificate=None)
             self.service.exchange_pages(port)
+        if self._page_files is not None:
+            store = FileStore(self._page_files, PageLayout(self._model_digest, _GEOMETRY.page_bytes), 1 << 20)
+            self.service.keep_pages(store, PageFilesSettings(1 << 30, self._min_uses))
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")
         await self._server.start()
         await self.service.start()
 
     def _device_memory(self, segment: Segment) -> MemoryServer:
-        num_bytes = _GEOMETRY.page_memory_bytes
+        num_bytes = self._geometry.page_memory_bytes
         path = self.socket_path.with_name("memory.sock")
         return MemoryServer(path, segment.arena_id, num_bytes, HostMemory.open, HostMemory.create(num_bytes))
 
@@ -124,7 +135,7 @@ class Host:
             await client.close()
         await until(lambda: self.metric("leases") == 0)
         assert self.service.describe().integrity_errors == ()
-        assert self.metric("free_pages") + self.metric("cached_pages") == 40
+        assert self.metric("free_pages") + self.metric("cached_pages") == self._geometry.num_pages
         await self.stop()
         assert not self.segment_path.exists()
 

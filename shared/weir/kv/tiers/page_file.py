@@ -6,7 +6,6 @@ A file gets its name when it is whole, so that nobody reads half of one; of two 
 with the same bytes. Nothing is synced: what a power cut leaves of a file is found out by its header or its checksum.
 """
 
-import errno
 import os
 import secrets
 import stat
@@ -56,16 +55,18 @@ class PageLayout:
 
 def write_page(path: Path, layout: PageLayout, page_hash: bytes, page: Buffer) -> None:
     """Raises OSError: there is no room, or no folder. Nothing is left then."""
-    header = _HEADER.pack(_MAGIC, VERSION, layout.page_bytes, layout.digest, page_hash, xxhash.xxh3_64_intdigest(page))
+    checksum = xxhash.xxh3_64_intdigest(page)
+    packed = _HEADER.pack(_MAGIC, VERSION, layout.page_bytes, layout.digest, page_hash, checksum)
+    header = packed + _CRC.pack(zlib.crc32(packed))
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
     fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
     try:
         try:
-            num_written = os.writev(fd, [header + _CRC.pack(zlib.crc32(header)), page])
+            num_written = os.writev(fd, [header, page])
+            while num_written < layout.file_bytes:  # what comes next says why
+                num_written += os.write(fd, (header + bytes(page))[num_written:])
         finally:
             os.close(fd)
-        if num_written != layout.file_bytes:
-            raise OSError(errno.ENOSPC, "the file system took a part of it", str(path))
         unfinished.rename(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
