@@ -47,6 +47,7 @@ class TransferConfig(ServiceConfig):
         "",
         "HOST:PORT at which transfer services of other hosts ask for cached pages. Empty: none pass between hosts.",
     )
+    page_streams_port: int = setting(0, "Port beside it at which the pages themselves are sent. 0: any free one.")
     workers_on_machine: int = setting(2, "Workers beside which the arena has to fit, where arena_bytes is 0.")
     models_on_machine: int = setting(
         1, "Models that share this machine's memory, each with an arena and workers, where arena_bytes is 0."
@@ -73,6 +74,7 @@ class TransferConfig(ServiceConfig):
             )
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
+        check_range(self, "page_streams_port", 0, 65535)
         check_range(self, "workers_on_machine", 1, MAX_LEASES)
         check_range(self, "models_on_machine", 1, _MAX_MODELS)
         explicit = (self.page_bytes > 0, bool(self.model_digest))
