@@ -27,7 +27,7 @@ def _chart() -> Chart:
 
 
 def render(values: Mapping[str, Any]) -> list[Object]:
-    """All objects, those of `helm test` too, by kind and name. Raises helm_python's error for what the chart refuses."""
+    """All objects, those of `helm test` too, by kind and name. Raises HelmError for what the chart refuses."""
     rendered = _chart().render(dict(values), name=RELEASE, namespace=NAMESPACE)
     texts = (text for path, text in rendered.items() if not path.endswith(_NOTES))
     found = [one for text in texts for one in yaml.safe_load_all(text) if one]
