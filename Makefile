@@ -87,8 +87,12 @@ simulate-faults: setup-dev ## Whole stacks on virtual time amid faults, SEEDS of
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 
 PART ?=
-compose-test: setup-dev ## Stacks of compose/ in real containers (PART: stack, tls, two-hosts); needs root. build/containers keeps images.
+compose-test: setup-dev ## Stacks of compose/ in real containers (PART: stack, tls, two-hosts, chart); needs root. build/containers keeps images.
 	$(BIN)/python -m tests.containers $(PART:%=--part %)
+
+.PHONY: chart-renders
+chart-renders: setup-dev ## What the chart of compose/kubernetes comes to with its values files, for tests/kubernetes.
+	$(BIN)/python -m tests.kubernetes.renew
 
 bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sim --size full --out shared/docs/results

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 import httpx
+from tests.containers.chart_pods import ChartPods
 from tests.containers.checks import Seen, Wrong
 from tests.containers.engine import CommandFailed, Engine
 from tests.containers.images import Images, Names
@@ -26,11 +27,11 @@ from tests.containers.leftovers import HostBefore, in_docker, on_host
 from tests.containers.packages import get_tools
 from tests.containers.parts import Part, WholeStack, WithCertificates
 from tests.containers.report import Circumstances, load_now, write_report
-from tests.containers.stack import ROOT, ComposeStack, Ports
+from tests.containers.stack import ROOT, WHOLE, ComposeStack, Ports
 from tests.containers.two_hosts import TwoHosts
 
 CACHE = ROOT / "build" / "containers"
-PARTS: dict[str, Part] = {part.name: part for part in (WholeStack(), WithCertificates(), TwoHosts())}
+PARTS: dict[str, Part] = {part.name: part for part in (WholeStack(), WithCertificates(), TwoHosts(), ChartPods())}
 _LOCK_HINT = "another run uses it: wait until it has ended"
 
 
@@ -63,12 +64,13 @@ class Run:
     def all(self) -> None:
         """Raises what the first thing that was wrong raised."""
         self.timed("base images", self._images.make_bases, "made, or found from an earlier run:")
-        build = f"`{self._stack.command} build`"
-        self.timed(build, lambda: self._images.make_weir(self._stack.build), "weir:local of this tree, built or found:")
+        build = f"`docker compose -f {WHOLE} build`"
+        self.timed(build, self._images.make_weir, "weir:local of this tree, built or found:")
         size_bytes = int(self._engine.docker("image", "inspect", "--format", "{{.Size}}", "weir:local"))
         base_bytes = int(self._engine.docker("image", "inspect", "--format", "{{.Size}}", self._images.base))
         self.note(Seen("size of the image without its base", f"{(size_bytes - base_bytes) / 1e9:.1f} GB"))
         self._images.make_trace_store()
+        self._part.before_up(self._stack)
         self.timed(f"`{self._stack.command} up -d --wait`", self._stack.up, self._part.healthy)
         for seen in self._part.check(self._stack):
             self.note(seen)
@@ -126,8 +128,10 @@ def rehearse(part: Part, report: Path) -> int:
     try:
         with engine:
             engine.sweep()  # of a run that was killed
-            stack = ComposeStack(engine, ports, part.files, part.prepare(folder), part.left_out)
-            images = Images(engine, tools, Names.of(ComposeStack(engine, ports).document()))
+            environ = part.prepare(folder)
+            stack = ComposeStack(engine, ports, part.files, environ, part.left_out)
+            whole = ComposeStack(engine, ports)
+            images = Images(engine, tools, Names.of(whole.document()), whole.build)
             run = Run(part, engine, stack, images)
             versions = engine.version(), stack.version()
             with ended(run, stack, engine, left):

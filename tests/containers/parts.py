@@ -26,10 +26,11 @@ _WITH_TLS = ("prefill", "decode", "scheduler", "gateway")
 
 
 class Part(ABC):
-    """One run. `flags`: of the command that repeats it."""
+    """One run."""
 
     name: ClassVar[str]
-    files: ClassVar[Sequence[str]]
+    files: Sequence[str]
+    """Known once it is prepared."""
     left_out: ClassVar[Sequence[str]] = ("grafana",)
     healthy: ClassVar[str]
 
@@ -37,6 +38,10 @@ class Part(ABC):
         """Makes what it needs in `folder`; variables for Compose."""
         del folder
         return {}
+
+    def before_up(self, stack: ComposeStack) -> None:
+        """Once the image is there."""
+        del stack
 
     @abstractmethod
     def check(self, stack: ComposeStack) -> Iterator[Seen]:

@@ -134,6 +134,9 @@ class ComposeStack:
         variables = [word for variable in environ for word in ("--env", variable)]
         return self._engine.docker("run", "--rm", "--network", "none", *variables, "weir:local", *command)
 
+    def docker(self, *arguments: str) -> str:
+        return self._engine.docker(*arguments, timeout_s=_DOWN_TIMEOUT_S)
+
     def logs(self) -> str:
         return self.compose("logs", "--no-color", "--tail", "40", timeout_s=60)
 

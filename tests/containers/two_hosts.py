@@ -13,7 +13,7 @@ from tests.containers.stack import ComposeStack
 
 HOSTS = ("host-a", "host-b")
 _LONG = " ".join(f"Rule {number}: whoever reads this line goes on to the next one." for number in range(24))
-_TOPICS = ("Rain", "Iron", "A", "Salt", "Wind", "Snow", "Glass", "Tea")
+TOPICS = ("Rain", "Iron", "A", "Salt", "Wind", "Snow", "Glass", "Tea")
 _NUM_TOKENS = 48
 _TIMEOUT_S = 300.0
 _LOST_AFTER_S = 1.0
@@ -61,7 +61,7 @@ class TwoHosts(Part):
     def _pages_cross(self, stack: ComposeStack) -> Seen:
         ask(stack, [_LONG], max_tokens=1)
         before = {host: figures(stack, host) for host in HOSTS}
-        asked = [f"{_LONG} {word} and {number} more things:" for number in range(2) for word in _TOPICS]
+        asked = [f"{_LONG} {word} and {number} more things:" for number in range(2) for word in TOPICS]
         fetched = ask(stack, asked, max_tokens=_NUM_TOKENS)
         after = {host: figures(stack, host) for host in HOSTS}
         risen = {name: sum(after[host][name] - before[host][name] for host in HOSTS) for name in after["host-a"]}
@@ -77,7 +77,7 @@ class TwoHosts(Part):
 
     def _lost(self, stack: ComposeStack) -> Seen:
         """SIGKILL of all of host-b while it serves."""
-        prompts = [f"{word} and {number} things that follow from it:" for number in range(2) for word in _TOPICS]
+        prompts = [f"{word} and {number} things that follow from it:" for number in range(2) for word in TOPICS]
         expected = ask(stack, prompts, max_tokens=_NUM_TOKENS)
         [victim] = stack.containers("host-b")
         begun = figures(stack, "host-b")[_DECODED]
