@@ -49,7 +49,7 @@ def _lean(schema: Any) -> Any:
         return [_lean(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    lean = {}
+    lean: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "properties":
             lean[key] = {name: _lean(one) for name, one in value.items()}
