@@ -86,8 +86,13 @@ FROM ?= 1
 simulate-faults: setup-dev ## Whole stacks on virtual time amid faults, SEEDS of them from FROM; stories of those that failed.
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 
-compose-test: setup-dev ## The stack of compose/ in real containers; needs root. build/containers keeps images for the next run.
-	$(BIN)/python -m tests.containers
+PART ?=
+compose-test: setup-dev ## Stacks of compose/ in real containers (PART: stack, tls, two-hosts, chart); needs root. build/containers keeps images.
+	$(BIN)/python -m tests.containers $(PART:%=--part %)
+
+.PHONY: chart-renders
+chart-renders: setup-dev ## What the chart of compose/kubernetes comes to with its values files, for tests/kubernetes.
+	$(BIN)/python -m tests.kubernetes.renew
 
 bench-sim: setup ## Experiments on the simulator, in full; traces from WEIR_TEST_DATA.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sim --size full --out shared/docs/results
@@ -97,7 +102,6 @@ sbom: setup ## What is installed in .venv, as CycloneDX, in SBOM.
 	mkdir -p $(dir $(SBOM))
 	$(BIN)/python -m weir.runtime.sbom > $(SBOM)
 
-PART ?=
 gpu: ## Tests and figures of the GPU path by the python3 on the PATH; six files go to $OUT (./out). PART=step: one part.
 	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu --part "$(PART)"
 

@@ -1,6 +1,7 @@
 """Probe of a container's health: exit 0 when SERVICE at ADDRESS is SERVING, else 1 with the reason on stdout.
 
 Usage: healthcheck.py ADDRESS [SERVICE]
+       healthcheck.py http://HOST:PORT/PATH
 
 ADDRESS is HOST:PORT or unix:/PATH. A process reports each of its gRPC services as SERVING once it is warmed up and
 NOT_SERVING when it drains; without SERVICE the question is only whether the process is alive. Where the process has a
@@ -10,17 +11,21 @@ has where SERVICE is weir.v1.Inference, else WEIR_TLS_CERT.
 
 import os
 import sys
-from typing import Any
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+if TYPE_CHECKING:
+    import grpc
 
 TIMEOUT_S = 3.0
 _PUBLIC_SERVICE = "weir.v1.Inference"
 
 
-def open_channel(address: str, service: str) -> grpc.Channel:
+def open_channel(address: str, service: str) -> "grpc.Channel":
     """To the process in this container: it is known by its certificate's file, whoever signed it."""
+    import grpc  # noqa: PLC0415 - probes by HTTP are spared it
+
     setting = "PUBLIC_TLS" if service == _PUBLIC_SERVICE else "TLS"
     if address.startswith("unix:") or not os.environ.get(f"WEIR_{setting}_CERT"):
         return grpc.insecure_channel(address)
@@ -38,6 +43,9 @@ def open_channel(address: str, service: str) -> grpc.Channel:
 
 def probe(address: str, service: str) -> tuple[bool, str]:
     """Whether `service` is SERVING at `address`, and what was said."""
+    import grpc  # noqa: PLC0415
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
+
     with open_channel(address, service) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs know no methods
         try:
@@ -48,12 +56,23 @@ def probe(address: str, service: str) -> tuple[bool, str]:
     return status == "SERVING", status
 
 
+def probe_http(url: str) -> tuple[bool, str]:
+    """Whether it answers with a status of 200 to 299, and what was said."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            return True, str(answer.status)
+    except urllib.error.HTTPError as error:
+        return False, str(error.code)
+    except OSError as error:
+        return False, str(error)
+
+
 def main() -> int:
     if len(sys.argv) not in {2, 3}:
         sys.stderr.write(f"{__doc__}\n")
         return 2
     address, service = [*sys.argv[1:], ""][:2]
-    is_serving, said = probe(address, service)
+    is_serving, said = probe_http(address) if address.startswith("http://") else probe(address, service)
     sys.stdout.write(f"{service or 'process'} at {address}: {said}\n")
     return 0 if is_serving else 1
 

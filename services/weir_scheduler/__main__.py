@@ -31,6 +31,7 @@ async def build(context: ServiceContext[SchedulerConfig]) -> SchedulerComponent:
             seed_file=config.nats_seed_file,
             inbox=Subjects(config.instance).inbox("scheduler"),
             ca_file=config.nats_ca_file,
+            num_replicas=config.nats_replicas,
         )
 
     settings = SchedulerSettings(

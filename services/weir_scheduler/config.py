@@ -47,6 +47,9 @@ class SchedulerConfig(ServiceConfig):
         "Whether one more request fits: by the worst case; by what runs now; by the lengths of past outputs; or by "
         "predicted lengths.",
     )
+    nats_replicas: int = setting(
+        1, "Servers of a NATS cluster that have each bucket that it makes: 1, 3 or 5. Life events are on one alone."
+    )
     gather_s: float = setting(1.0, "Seconds after start in which gateways and workers report what there is.")
 
     limits: CoreLimits = field(init=False, repr=False)
@@ -58,6 +61,8 @@ class SchedulerConfig(ServiceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "gather_s", 0, 60)
+        if self.nats_replicas not in (1, 3, 5):
+            raise ValueError(f"nats_replicas {self.nats_replicas}: must be 1, 3 or 5, so that a majority is clear")
         try:
             PolicySpec.parse(self.policy)
         except ValueError as error:

@@ -77,7 +77,8 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     credentials = None if tls is None else tls.peer_credentials
     address = bind(context.grpc_server, config.pages_listen, config.advertise_host, credentials).address
     certificate = None if own is None else lambda: own.current
-    return PagesPort(config.instance, config.pages_listen, address, context.dialer, certificate)
+    listen, streams_port = config.pages_listen, config.page_streams_port
+    return PagesPort(config.instance, listen, streams_port, address, context.dialer, certificate)
 
 
 def _try_open_files(config: TransferConfig, arena: ClaimedArena) -> FileStore | None:

@@ -49,6 +49,7 @@ class TransferConfig(ServiceConfig):
         "",
         "HOST:PORT at which transfer services of other hosts ask for cached pages. Empty: none pass between hosts.",
     )
+    page_streams_port: int = setting(0, "Port beside it at which the pages themselves are sent. 0: any free one.")
     page_files_dir: str = setting(
         "", "Folder where computed pages outlive the arena, one that hosts share or a disk's own. Empty: they do not."
     )
@@ -87,6 +88,7 @@ class TransferConfig(ServiceConfig):
             )
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
+        check_range(self, "page_streams_port", 0, 65535)
         check_range(self, "workers_on_machine", 1, MAX_LEASES)
         check_range(self, "models_on_machine", 1, _MAX_MODELS)
         explicit = (self.page_bytes > 0, bool(self.model_digest))

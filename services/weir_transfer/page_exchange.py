@@ -25,10 +25,11 @@ from weir_transfer.remote_prefixes import RemotePrefixes
 @dataclass(frozen=True)
 class PagesPort:
     """Where other hosts reach this one: `listen` and `address`, HOST:PORT, of its `Pages`; page streams have a port of
-    their own. `certificate`: what this process has now; None: no TLS."""
+    their own, 0: any free one. `certificate`: what this process has now; None: no TLS."""
 
     instance: str
     listen: str
+    streams_port: int
     address: str
     dialer: Dialer
     certificate: Callable[[], Certificate] | None
@@ -42,7 +43,7 @@ class PageExchange:
         self._port = port
         self._source = PageSource(arena.pages.read, lambda page_id: int(rows["generation"][page_id]))
         host = port.listen.rpartition(":")[0].strip("[]")
-        self._listener = PageStreamListener(self._source, host, open_pipe=self._open_pipe)
+        self._listener = PageStreamListener(self._source, host, port.streams_port, open_pipe=self._open_pipe)
         shown = port.address.rpartition(":")[0]
         self._servicer = PagesService(arena, remote, self._source, f"{shown}:{self._listener.port}", settled)
         self.fetcher = PrefixFetcher(arena, remote, port.dialer, self._connect)

@@ -18,23 +18,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from tests.containers.checks import Seen, Wrong, check_answers, check_kernels, check_metrics, check_trace
+import httpx
+from tests.containers.chart_pods import ChartPods
+from tests.containers.checks import Seen, Wrong
 from tests.containers.engine import CommandFailed, Engine
 from tests.containers.images import Images, Names
-from tests.containers.kills import KINDS, Killer
 from tests.containers.leftovers import HostBefore, in_docker, on_host
 from tests.containers.packages import get_tools
+from tests.containers.parts import Part, WholeStack, WithCertificates
 from tests.containers.report import Circumstances, load_now, write_report
-from tests.containers.stack import ROOT, ComposeStack, Ports
+from tests.containers.stack import ROOT, WHOLE, ComposeStack, Ports
+from tests.containers.two_hosts import TwoHosts
 
 CACHE = ROOT / "build" / "containers"
+PARTS: dict[str, Part] = {part.name: part for part in (WholeStack(), WithCertificates(), TwoHosts(), ChartPods())}
 _LOCK_HINT = "another run uses it: wait until it has ended"
 
 
 class Run:
     """One run: what it has seen so far, each line printed as it comes."""
 
-    def __init__(self, engine: Engine, stack: ComposeStack, images: Images) -> None:
+    def __init__(self, part: Part, engine: Engine, stack: ComposeStack, images: Images) -> None:
+        self._part = part
         self._engine = engine
         self._stack = stack
         self._images = images
@@ -59,20 +64,16 @@ class Run:
     def all(self) -> None:
         """Raises what the first thing that was wrong raised."""
         self.timed("base images", self._images.make_bases, "made, or found from an earlier run:")
-        build = "`docker compose -f compose/compose.yaml build`"
-        self.timed(build, lambda: self._images.make_weir(self._stack.build), "weir:local of this tree, built or found:")
+        build = f"`docker compose -f {WHOLE} build`"
+        self.timed(build, self._images.make_weir, "weir:local of this tree, built or found:")
         size_bytes = int(self._engine.docker("image", "inspect", "--format", "{{.Size}}", "weir:local"))
         base_bytes = int(self._engine.docker("image", "inspect", "--format", "{{.Size}}", self._images.base))
         self.note(Seen("size of the image without its base", f"{(size_bytes - base_bytes) / 1e9:.1f} GB"))
         self._images.make_trace_store()
-        up = "`docker compose -f compose/compose.yaml up -d --wait`"
-        self.timed(up, self._stack.up, "two gateways, two schedulers, one of each other service, all healthy:")
-        for check in (check_answers, check_trace, check_metrics):
-            self.note(check(self._stack))
-        killer = Killer(self._stack)
-        for kind in KINDS:
-            self.note(killer.kill(kind))
-        self.note(*check_kernels(self._stack))
+        self._part.before_up(self._stack)
+        self.timed(f"`{self._stack.command} up -d --wait`", self._stack.up, self._part.healthy)
+        for seen in self._part.check(self._stack):
+            self.note(seen)
 
     def end(self) -> list[str]:
         """Brings the stack down; what Docker still has then, which is removed all the same."""
@@ -87,7 +88,7 @@ class Run:
             took_s = time.monotonic() - began_s
             self.note(
                 Seen(
-                    "`docker compose -f compose/compose.yaml down -v`",
+                    f"`{self._stack.command} down -v`",
                     f"no container, volume or network left: {took_s:.0f} s",
                 )
             )
@@ -117,8 +118,8 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def rehearse(report: Path) -> int:
-    """The whole run. Raises what was wrong, with everything ended all the same."""
+def rehearse(part: Part, report: Path) -> int:
+    """A run. Raises what was wrong, with everything ended all the same."""
     tools = get_tools(CACHE)
     before, ports, load_before = HostBefore.now(), Ports.free(), load_now()
     folder = Path(tempfile.mkdtemp(prefix="weir-compose-"))
@@ -127,9 +128,11 @@ def rehearse(report: Path) -> int:
     try:
         with engine:
             engine.sweep()  # of a run that was killed
-            stack = ComposeStack(engine, ports)
-            images = Images(engine, tools, Names.of(stack.document()))
-            run = Run(engine, stack, images)
+            environ = part.prepare(folder)
+            stack = ComposeStack(engine, ports, part.files, environ, part.left_out)
+            whole = ComposeStack(engine, ports)
+            images = Images(engine, tools, Names.of(whole.document()), whole.build)
+            run = Run(part, engine, stack, images)
             versions = engine.version(), stack.version()
             with ended(run, stack, engine, left):
                 run.all()
@@ -142,7 +145,8 @@ def rehearse(report: Path) -> int:
     if left:
         return 1
     run.note(Seen("after dockerd has ended", "no process, mount, network interface, cgroup or listener of it is left"))
-    of = Circumstances(*versions, load_before, load_now(), images.stand_ins())
+    command = "make compose-test" if isinstance(part, WholeStack) else f"make compose-test PART={part.name}"
+    of = Circumstances(command, *versions, load_before, load_now(), images.stand_ins())
     write_report(report, run.seen, of)
     return 0
 
@@ -165,8 +169,11 @@ def ended(run: Run, stack: ComposeStack, engine: Engine, left: list[str]) -> Ite
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "shared/docs/results/compose-test.md", help="The report.")
+    parser.add_argument("--part", choices=PARTS, default=WholeStack.name, help="What is started.")
+    parser.add_argument("--out", type=Path, help="The report. Default: in shared/docs/results.")
     arguments = parser.parse_args()
+    name = "compose-test" if arguments.part == WholeStack.name else f"compose-{arguments.part}"
+    report = arguments.out or ROOT / f"shared/docs/results/{name}.md"
     if os.geteuid() != 0:
         sys.stderr.write("make compose-test starts a container engine: it needs root\n")
         return 2
@@ -174,11 +181,19 @@ def main() -> int:
         signal.signal(number, signal.default_int_handler)
     try:
         with lock(CACHE):
-            return rehearse(arguments.out)
+            return rehearse(PARTS[arguments.part], report)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
-    except (Wrong, CommandFailed, TimeoutError, subprocess.TimeoutExpired, RuntimeError, OSError) as error:
+    except (
+        Wrong,
+        CommandFailed,
+        TimeoutError,
+        subprocess.SubprocessError,
+        httpx.HTTPError,
+        RuntimeError,
+        OSError,
+    ) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
 

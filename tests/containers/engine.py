@@ -18,7 +18,7 @@ from tests.containers.packages import Tools, compose_program
 
 from weir.testing.stack import wait_until
 
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 60.0
 _CPU_SHARES = 8 * 1024
 COMMAND_TIMEOUT_S = 300.0

@@ -71,10 +71,12 @@ class Names:
 class Images:
     """Makes what the engine does not have yet; what takes long is kept in the tools' folder."""
 
-    def __init__(self, engine: Engine, tools: Tools, names: Names) -> None:
+    def __init__(self, engine: Engine, tools: Tools, names: Names, build: Callable[[], None]) -> None:
+        """`build`: makes Weir's."""
         self._engine = engine
         self._tools = tools
         self._names = names
+        self._build_weir = build
 
     @property
     def base(self) -> str:
@@ -113,13 +115,13 @@ class Images:
         program = self._tools.file("prometheus", "usr/bin/prometheus")
         self._build_of(self._names.prometheus, _PROMETHEUS, {"prometheus": program})
 
-    def make_weir(self, build: Callable[[], None]) -> None:
-        """By `build`, unless the image is there already, of the same sources: the builder would read 2 GB to see it."""
+    def make_weir(self) -> None:
+        """Unless the image is there already, of the same sources: the builder would read 2 GB to see it."""
         stamp = self._tools.cache / "weir-of.txt"
         sources = f"{self._id(self._names.python)} {sources_digest()}"
         image = self._id("weir:local")
         if not image or not stamp.exists() or stamp.read_text() != f"{sources} {image}":
-            build()
+            self._build_weir()
             stamp.write_text(f"{sources} {self._id('weir:local')}")
 
     def _id(self, tag: str) -> str:

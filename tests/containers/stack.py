@@ -1,4 +1,4 @@
-"""The stack of compose/, by the commands that its README gives."""
+"""A stack of compose/, by the commands that its README gives."""
 
 import json
 import time
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 _UP_TIMEOUT_S = 900
 _DOWN_TIMEOUT_S = 300.0
 _BUILD_TIMEOUT_S = 3600.0
-_LEFT_OUT = "grafana"
+WHOLE = "compose/compose.yaml"
 _ARENA = {"ARENA_BYTES": "512MiB", "ARENA_VOLUME_SIZE": "768m"}
 
 
@@ -72,16 +72,30 @@ class Container:
 
 
 class ComposeStack:
-    """Brought up and down by Compose."""
+    """Brought up and down by Compose. `left_out`: services that are not started."""
 
-    def __init__(self, engine: Engine, ports: Ports) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        ports: Ports,
+        files: Sequence[str] = (WHOLE,),
+        environ: Mapping[str, str] | None = None,
+        left_out: Sequence[str] = ("grafana",),
+    ) -> None:
         self._engine = engine
         self.ports = ports
+        self._files = [word for file in files for word in ("--file", file)]
+        self._left_out = left_out
         # Every wheel is in the base image: nothing comes from PyTorch's index.
-        self._environ = {"NUM_THREADS": "1", "TORCH_INDEX_URL": "", **_ARENA, **ports.variables()}
+        self._environ = {"NUM_THREADS": "1", "TORCH_INDEX_URL": "", **_ARENA, **ports.variables(), **(environ or {})}
+
+    @property
+    def command(self) -> str:
+        """As a user would write it, without what is to be done."""
+        return " ".join(["docker compose", *self._files]).replace("--file", "-f")
 
     def compose(self, *arguments: str, timeout_s: float) -> str:
-        command = ["docker", "compose", "--file", "compose/compose.yaml", *arguments]
+        command = ["docker", "compose", *self._files, *arguments]
         return self._engine.run(command, timeout_s=timeout_s, environ=self._environ, cwd=ROOT)
 
     def version(self) -> str:
@@ -95,8 +109,8 @@ class ComposeStack:
         self.compose("build", timeout_s=_BUILD_TIMEOUT_S)
 
     def up(self) -> None:
-        """All services but Grafana, whose image Compose would want even where none of it is to run."""
-        services = [name for name in self.document()["services"] if name != _LEFT_OUT]
+        """All services but those left out, whose images Compose would want even where none of them is to run."""
+        services = [name for name in self.document()["services"] if name not in self._left_out]
         wait = ("--wait", "--wait-timeout", str(_UP_TIMEOUT_S))
         self.compose("up", "-d", *wait, *services, timeout_s=_UP_TIMEOUT_S + 60)
 
@@ -119,6 +133,9 @@ class ComposeStack:
         """What a container of Weir's image prints, alone."""
         variables = [word for variable in environ for word in ("--env", variable)]
         return self._engine.docker("run", "--rm", "--network", "none", *variables, "weir:local", *command)
+
+    def docker(self, *arguments: str) -> str:
+        return self._engine.docker(*arguments, timeout_s=_DOWN_TIMEOUT_S)
 
     def logs(self) -> str:
         return self.compose("logs", "--no-color", "--tail", "40", timeout_s=60)

@@ -11,6 +11,7 @@ from tests.guard.sources import ROOT
 
 MANUALS = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "compose/README.md")),
+    ROOT / "compose/kubernetes/README.md",
     *sorted(path for path in (ROOT / "shared/docs").glob("*.md") if path.name != "RESULTS.md"),
     *sorted((ROOT / "shared/examples").rglob("*.md")),
 )

@@ -7,19 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from tests.containers.packages import compose_program
 from tests.guard.sources import ROOT
 from tests.guard.test_compose import ROLES, config_class
 
-from weir.runtime.config import ServiceConfig, read_config
+from weir.cli.app import app
+from weir.runtime.config import ServiceConfig, read_config, resolve_config
+from weir.runtime.stack.host import HostConfig
+from weir.runtime.stack.hosts_file import read_hosts
+from weir.runtime.stack.plan import plan_stack
 
 COMPOSE = ROOT / "compose"
 OF_WEIR = ("host", *ROLES)
 
 
-def read_by_compose(*overlays: str, variables: dict[str, str] | None = None) -> Any:
+def read_by_compose(*overlays: str, variables: dict[str, str] | None = None, whole: str = "compose.yaml") -> Any:
     """The whole document, every include, anchor and variable resolved. Raises CalledProcessError for a wrong one."""
-    files = [word for name in ("compose.yaml", *overlays) for word in ("--file", str(COMPOSE / name))]
+    files = [word for name in (whole, *overlays) for word in ("--file", str(COMPOSE / name))]
     try:
         program = compose_program()
     except RuntimeError as error:
@@ -69,6 +74,35 @@ def test_an_overlay_changes_services_that_are_there(overlay: str) -> None:
     services = read_by_compose(overlay)["services"]
     assert services.keys() - read_by_compose()["services"].keys() <= {"collector"}
     assert [name for name, service in services.items() if "image" not in service] == []
+
+
+@pytest.mark.parametrize("name", ["host-a", "host-b"])
+def test_each_of_two_hosts_is_one_that_the_file_of_hosts_names(name: str) -> None:
+    service = read_by_compose(whole="two-hosts.yaml")["services"][name]
+    [entry] = [host for host in read_hosts(COMPOSE / "two-hosts.toml").hosts if host.name == name]
+    given = make_context("host", service["command"][2:]).params
+    flags = {key: value for key, value in given.items() if value is not None and key != "config"}
+    environ = {key: str(value) for key, value in service["environment"].items()}
+    config = resolve_config(HostConfig, "host", flags=flags, environ=environ, toml_path=None)
+    said = entry.config(read_hosts(COMPOSE / "two-hosts.toml"), config.credentials_dir)
+    for what in ("address", "nats", "instance", "serve_nats", "prefill", "decode", "schedulers", "gateways"):
+        assert getattr(config, what) == getattr(said, what), what
+    assert service["healthcheck"]["test"][-1] == f"http://{config.address}:{config.probe_port}/ready"
+    assert (service["ipc"], service["read_only"], service["cap_drop"]) == ("private", True, ["ALL"])
+    assert int(service["shm_size"]) > config.arena_bytes
+    assert [mount["target"] for mount in service["volumes"]] == [config.credentials_dir, "/opt/weir-models"]
+    plan = plan_stack(config, config.nats_port)
+    assert parse_seconds(service["stop_grace_period"]) >= sum(plan.stage_grace_s)
+
+
+def parse_seconds(text: str) -> float:
+    minutes, _, seconds = text.removesuffix("s").rpartition("m")
+    return 60 * float(minutes or 0) + float(seconds or 0)
+
+
+def make_context(name: str, words: list[str]) -> Any:
+    group: Any = typer.main.get_command(app)
+    return group.commands[name].make_context(name, words)
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -75,8 +75,9 @@ class _TlsClient(Client):
 class NatsBus:
     """A connection that comes back by itself for ever; made with `connect`."""
 
-    def __init__(self, client: Client, url: str) -> None:
+    def __init__(self, client: Client, url: str, num_replicas: int = 1) -> None:
         self._client = client
+        self._num_replicas = num_replicas
         self._shown_url = masked_url(url)
         self._subscriptions: dict[ClientSubscription, NatsSubscription] = {}
         self._feeds: set[WatchFeed] = set()
@@ -92,15 +93,17 @@ class NatsBus:
         seed_file: str = "",
         ca_file: str = "",
         inbox: str = "_INBOX",
+        num_replicas: int = 1,
     ) -> "NatsBus":
         """Raises BusUnavailable when no server answers in time. `name` is what the server's monitoring shows;
         `seed_file` has the seed of the NKEY that proves who this is, empty: none does. `ca_file` has the authorities
         that the server's certificate may be of, for tls:// and nats://; empty: for tls:// those of the system. `inbox`
-        begins the subjects of answers to it, `Subjects.inbox` where the server knows roles."""
+        begins the subjects of answers to it, `Subjects.inbox` where the server knows roles. `num_replicas`: servers of
+        a cluster that have each bucket that it makes."""
         if seed_file:
             _check_seed(seed_file)
         client = _TlsClient() if ca_file or url.startswith(_TLS) else Client()
-        bus = cls(client, url)
+        bus = cls(client, url, num_replicas)
         connecting = client.connect(
             servers=[url],
             name=name,
@@ -173,7 +176,7 @@ class NatsBus:
         max_bytes: int | None = None,
         max_entries: int | None = None,
     ) -> NatsBucket:
-        return await self._opened(name, BucketForm(ttl_s, durable, max_bytes, max_entries))
+        return await self._opened(name, BucketForm(ttl_s, durable, max_bytes, max_entries, self._num_replicas))
 
     async def open_bucket(self, name: str) -> NatsBucket:
         return await self._opened(name, None)

@@ -94,6 +94,8 @@ class BucketForm(NamedTuple):
     is_durable: bool
     max_bytes: int | None
     max_entries: int | None
+    num_replicas: int = 1
+    """Servers of a cluster that have it."""
 
     def config(self, bucket: str) -> api.KeyValueConfig:
         """Of one that refuses what it has no room for."""
@@ -104,6 +106,7 @@ class BucketForm(NamedTuple):
             ttl=self.ttl_s,
             max_bytes=self.max_bytes,
             storage=self._storage,
+            replicas=self.num_replicas,
         )
 
     @property
@@ -125,6 +128,7 @@ class BucketForm(NamedTuple):
             max_msgs=self.max_entries,
             max_msgs_per_subject=1,
             storage=self._storage,
+            num_replicas=self.num_replicas,
         )
 
 

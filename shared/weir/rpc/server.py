@@ -187,15 +187,15 @@ class ReadinessGuard(Guard):
 
     def __init__(self, service_names: Iterable[str]) -> None:
         self._prefixes = tuple(f"/{name}/" for name in service_names)
-        self._is_ready = False
+        self.is_open = False
 
     def open(self) -> None:
-        self._is_ready = True
+        self.is_open = True
 
     @asynccontextmanager
     async def around(self, method: str, is_unary: bool, context: "ServicerContext") -> AsyncIterator[None]:
         del is_unary
-        if not self._is_ready and method.startswith(self._prefixes):
+        if not self.is_open and method.startswith(self._prefixes):
             await abort_with(context, Unavailable("starting: not ready yet", retry_after_s=_STARTING_RETRY_S))
         yield
 

@@ -23,6 +23,8 @@ from weir.model.files.source import DUMMY_PREFIX
 from weir.rpc.identities import check_certified_instance
 
 ROLES = ("transfer", "scheduler", "prefill", "decode", "gateway")
+COMMAND_TABLES = ("up", "host")
+"""Of the TOML file, of commands that start processes of several roles."""
 STACK_TABLES = ("models", "groups")
 """Of the TOML file, which `weir.runtime.stack.models` reads: they say which processes a stack has."""
 
@@ -95,7 +97,9 @@ class ServiceConfig:
     device: Literal["cpu", "cuda", "interpreter"] = setting("cpu", DEVICE_HELP)
     precision: Precision = setting("auto", PRECISION_HELP)
     exact: bool = setting(False, EXACT_HELP)
-    metrics_port: int = setting(0, "Port of GET /metrics of this process alone, for Prometheus. 0: none.")
+    metrics_port: int = setting(
+        0, "Port of GET /metrics of this process alone, for Prometheus, and of /live and /ready for probes. 0: none."
+    )
     metrics_host: str = setting(LOOPBACK, "Address of that port. Whoever reaches it may read it.")
     grace_s: float = setting(10.0, "Seconds that running work has to end after SIGTERM.")
     runtime_dir: Path = field(
@@ -332,7 +336,9 @@ def _from_toml(kinds: Mapping[str, Any], path: Path, section: str, ignored: Coll
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"config file {path}: {error}") from error
     tables = {
-        name: document.pop(name) for name in (*ROLES, "up", *STACK_TABLES) if isinstance(document.get(name), dict)
+        name: document.pop(name)
+        for name in (*ROLES, *COMMAND_TABLES, *STACK_TABLES)
+        if isinstance(document.get(name), dict)
     }
     document = {key: value for key, value in document.items() if key not in ignored}
     given: dict[str, _Given] = {}

@@ -1,7 +1,11 @@
-"""`GET /metrics` of one process, on a port of its own: its figures alone.
+"""What one process tells by plain HTTP, on a port of its own.
+
+    GET /metrics    its figures alone
+    GET /live       200 as long as its loop answers: no other process' death makes it fail
+    GET /ready      200 while it serves; 503 before, and from the moment in which it is to end
 
 Whoever reaches the port may read it, so it is on the loopback interface unless a setting names another. One request a
-connection, heads of bounded size and time, few connections at once: what a scraper needs, and nothing else.
+connection, heads of bounded size and time, few connections at once: what a scraper or a probe needs, and nothing else.
 """
 
 import asyncio
@@ -20,7 +24,7 @@ from weir.telemetry.page_cache import PageCache
 
 _log = logging.getLogger(__name__)
 _MAX_HEAD_BYTES = 8 << 10
-_PATH = b"/metrics"
+_METRICS, _LIVE, _READY = b"/metrics", b"/live", b"/ready"
 
 
 class _Head:
@@ -53,18 +57,24 @@ class PortBounds:
 
 
 class MetricsPort:
-    """Serves from `start` to `stop`. `describe` is called in the event loop."""
+    """Serves from `start` to `stop`. `describe` and `is_ready` are called in the event loop."""
 
     def __init__(
         self,
         host: str,
         port: int,
-        describe: Callable[[], Described],
+        describe: Callable[[], Described] | None,
         bounds: PortBounds = PortBounds(),
+        *,
+        is_ready: Callable[[], bool] = lambda: True,
+        setting: str = "metrics_port",
     ) -> None:
+        """`describe`: None: it has no page of figures. `setting`: that names the port."""
         self._host = host
         self._port = port
         self._describe = describe
+        self._is_ready = is_ready
+        self._setting = setting
         self._bounds = bounds
         self._pages = PageCache[bool, Page]()
         self._server: asyncio.Server | None = None
@@ -77,10 +87,10 @@ class MetricsPort:
         try:
             self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=_MAX_HEAD_BYTES)
         except OSError as error:
-            problem = f"metrics cannot be served on {self._host}:{self._port} ({error.strerror or error})"
-            raise Unavailable(f"{problem}; choose another --metrics-port") from error
+            problem = f"nothing can be served on {self._host}:{self._port} ({error.strerror or error})"
+            raise Unavailable(f"{problem}; choose another --{self._setting.replace('_', '-')}") from error
         self.port = self._server.sockets[0].getsockname()[1]
-        _log.info("metrics on %s:%d", self._host, self.port)
+        _log.info("%s on %s:%d", self._setting, self._host, self.port)
 
     async def stop(self) -> None:
         """Cuts off what is being answered."""
@@ -107,10 +117,12 @@ class MetricsPort:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(self._bounds.head_timeout_s):
-            status, accept = await _read_head(reader)
-        page = Page(f"{status.value} {status.phrase}\n".encode(), "text/plain; charset=utf-8")
+            status, path, accept = await _read_head(reader)
         if status is HTTPStatus.OK:
-            page = await self._page(accept)
+            status = self._status_of(path)
+        page = Page(f"{status.value} {status.phrase}\n".encode(), "text/plain; charset=utf-8")
+        if status is HTTPStatus.OK and path == _METRICS and self._describe is not None:
+            page = await self._page(self._describe, accept)
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {page.content_type}\r\n"
         head += f"Content-Length: {len(page.content)}\r\nConnection: close\r\n\r\n"
         async with asyncio.timeout(self._bounds.send_timeout_s):
@@ -118,32 +130,36 @@ class MetricsPort:
             writer.write(head.encode() + page.content)
             await writer.drain()
 
-    async def _page(self, accept: str) -> Page:
+    def _status_of(self, path: bytes) -> HTTPStatus:
+        if path == _READY and not self._is_ready():
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        is_known = path in (_LIVE, _READY) or (path == _METRICS and self._describe is not None)
+        return HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND
+
+    async def _page(self, describe: Callable[[], Described], accept: str) -> Page:
         as_openmetrics = is_openmetrics(accept)
 
         async def make() -> Page:
-            return await render(gathered(families_of(self._describe())), as_openmetrics=as_openmetrics)
+            return await render(gathered(families_of(describe())), as_openmetrics=as_openmetrics)
 
         return await self._pages.page(as_openmetrics, make)
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[HTTPStatus, str]:
-    """What is to be answered, and the header Accept. Raises IncompleteReadError when the client goes away."""
+async def _read_head(reader: asyncio.StreamReader) -> tuple[HTTPStatus, bytes, str]:
+    """Whether it can be answered, the path, the header Accept. Raises IncompleteReadError when the client goes away."""
     try:
         data = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, ""
+        return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"", ""
     head = _Head()
     parser = httptools.HttpRequestParser(head)
     try:
         parser.feed_data(data)
         path = httptools.parse_url(head.url).path
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-        return HTTPStatus.BAD_REQUEST, ""
+        return HTTPStatus.BAD_REQUEST, b"", ""
     if not head.is_whole:
-        return HTTPStatus.BAD_REQUEST, ""
-    if path != _PATH:
-        return HTTPStatus.NOT_FOUND, ""
+        return HTTPStatus.BAD_REQUEST, b"", ""
     if parser.get_method() != b"GET":
-        return HTTPStatus.METHOD_NOT_ALLOWED, ""
-    return HTTPStatus.OK, head.accept
+        return HTTPStatus.METHOD_NOT_ALLOWED, path or b"", ""
+    return HTTPStatus.OK, path or b"", head.accept

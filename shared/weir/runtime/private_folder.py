@@ -17,10 +17,11 @@ class UnsafeFolder(WeirError):
 def make_private_folder(folder: Path) -> None:
     """Makes it, and what it lies in, if need be.
 
-    Raises UnsafeFolder unless it then is a real folder (no link), of this user's, with mode 0700.
+    Raises UnsafeFolder unless it then is a real folder (no link), of this user's, with mode 0700. That what is made in
+    it is of its group may be added: volumes of Kubernetes have it so, and folders in them inherit it.
     """
     found = _make(folder)
-    mode = stat.S_IMODE(found.st_mode)
+    mode = stat.S_IMODE(found.st_mode) & ~stat.S_ISGID
     if mode != _PRIVATE_MODE:
         raise UnsafeFolder(f"{folder} has mode {mode:04o}, must have 0700; `chmod 700 {folder}`, or {_ADVICE}")
 

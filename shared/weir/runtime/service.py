@@ -253,13 +253,18 @@ class _Service(Generic[_ConfigT]):
     async def _open_metrics(self) -> None:
         """Raises Unavailable, ConfigError."""
         if self._config.metrics_port:
-            port = MetricsPort(self._config.metrics_host, self._config.metrics_port, self._admin.figures)
+            port = MetricsPort(
+                self._config.metrics_host, self._config.metrics_port, self._admin.figures, is_ready=self._is_serving
+            )
             await port.start()
             self._metrics_port = port
         endpoint = metrics_endpoint(self._config, os.environ)
         if endpoint:
             self._metrics_export = MetricsExport(self._config, endpoint, self._admin.figures)
             await self._metrics_export.start()
+
+    def _is_serving(self) -> bool:
+        return self._readiness.is_open and not self._ending.asked.is_set()
 
     async def _add_common_services(self) -> None:
         for name in self._service_names:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from weir.runtime.stack.config import IDLE_GRACE_S
 from weir.runtime.stack.paths import InstancePaths
-from weir.runtime.stack.plan import ProcessSpec, StackPlan
+from weir.runtime.stack.plan import STOP_ORDER, ProcessSpec, StackPlan
 from weir.runtime.stack.state import StackState, try_read_state
 from weir.runtime.stack.supervised import StartPolicy
 
@@ -50,7 +51,8 @@ def fake_spec(paths: InstancePaths, name: str, *flags: str) -> ProcessSpec:
 def fake_plan(
     paths: InstancePaths, specs: Sequence[ProcessSpec], *, start_timeout_s: float = 20.0, grace_s: float = 2.0
 ) -> StackPlan:
-    return StackPlan(paths, tuple(specs), {"gRPC": "127.0.0.1:1"}, start_timeout_s, grace_s)
+    stage_grace_s = (grace_s, *[min(grace_s, IDLE_GRACE_S)] * (len(STOP_ORDER) - 1))
+    return StackPlan(paths, tuple(specs), {"gRPC": "127.0.0.1:1"}, start_timeout_s, stage_grace_s)
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,16 @@ def test_a_folder_with_any_other_mode_is_refused(mode: int) -> None:
             make_private_folder(folder)
 
 
+def test_a_folder_may_inherit_that_its_content_is_of_its_group(folder: Path) -> None:
+    """As folders do that are made in a volume of Kubernetes with an fsGroup."""
+    (folder / "run").mkdir()
+    (folder / "run").chmod(0o2700)
+    make_private_folder(folder / "run")
+    (folder / "run").chmod(0o2770)
+    with pytest.raises(UnsafeFolder, match="run has mode 0770, must have 0700"):
+        make_private_folder(folder / "run")
+
+
 def test_a_folder_that_is_a_link_or_another_users_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "own").mkdir(mode=0o700)
     (folder / "link").symlink_to(folder / "own")

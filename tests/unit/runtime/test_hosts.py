@@ -3,6 +3,7 @@
 import re
 import shlex
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,15 @@ from weir.bus.nats_users import NATS_ROLES
 from weir.cli.app import app
 from weir.rpc.identities import CertifiedIdentity
 from weir.runtime.authority import authority_pair
-from weir.runtime.config import ConfigError
+from weir.runtime.config import ConfigError, read_config, resolve_config
 from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.credentials import HostCredentials
 from weir.runtime.stack.host import HostConfig
 from weir.runtime.stack.host_secrets import make_credentials
 from weir.runtime.stack.hosts_file import Hosts, host_command, read_hosts
 from weir.runtime.stack.models import StackModel, StackModels
-from weir.runtime.stack.plan import ProcessSpec, num_services, plan_stack
+from weir.runtime.stack.plan import STOP_ORDER, ProcessSpec, num_services, plan_stack
+from weir_transfer.config import TransferConfig
 
 TWO = """
 instance = "lab"
@@ -204,3 +206,58 @@ def test_in_a_stack_of_one_machine_somebody_decodes_each_model(tmp_path: Path) -
     config = HostConfig(instance="lab", nats="nats://n:1", address="b", insecure_listen=True, runtime_dir=tmp_path)
     specs = plan_stack(config, 0, models=StackModels((StackModel("a", prefill=0, decode=0), StackModel("b")))).specs
     assert [spec.model for spec in specs] == ["b"] * 3
+
+
+def test_workers_of_a_host_have_as_long_to_end_as_a_gateway_for_they_serve_gateways_of_others(tmp_path: Path) -> None:
+    config = HostConfig(instance="lab", nats="nats://n:1", address="10.0.0.2", insecure_listen=True, grace_s=90.0)
+    plan = plan_stack(config, 0)
+    graces = {spec.name: flag(spec, "grace-s") for spec in plan.specs}
+    assert graces == {"transfer-0": "3.0", "prefill-0": "90.0", "decode-0": "90.0"}
+    by_role = {role: seconds for roles, seconds in zip(STOP_ORDER, plan.stage_grace_s, strict=True) for role in roles}
+    assert by_role == {"gateway": 90.0, "prefill": 90.0, "decode": 90.0, "scheduler": 3.0, "transfer": 3.0, "nats": 3.0}
+
+
+def test_pages_of_metrics_of_a_host_are_where_it_says_so_that_others_can_name_them() -> None:
+    config = HostConfig(instance="lab", nats="nats://n:1", address="10.0.0.2", insecure_listen=True, metrics_port=9464)
+    plan = plan_stack(config, 0, metrics_ports=range(9464, 9467))
+    urls = {spec.name: spec.metrics_url for spec in plan.specs}
+    assert urls == {
+        "transfer-0": "http://10.0.0.2:9464/metrics",
+        "prefill-0": "http://10.0.0.2:9465/metrics",
+        "decode-0": "http://10.0.0.2:9466/metrics",
+    }
+    assert {flag(spec, "metrics-host") for spec in plan.specs} == {"10.0.0.2"}
+
+
+def test_ports_of_a_host_are_where_it_says_so_that_a_firewall_can_name_them() -> None:
+    config = HostConfig(
+        instance="lab",
+        nats="nats://n:1",
+        address="10.0.0.2",
+        insecure_listen=True,
+        schedulers=1,
+        decode=2,
+        first_port=7000,
+    )
+    specs = specs_of(config)
+    listens = {name: flag(spec, "listen") for name, spec in specs.items() if spec.role != "transfer"}
+    assert listens == {
+        "scheduler-0": "10.0.0.2:7040",
+        "prefill-0": "10.0.0.2:7060",
+        "decode-0": "10.0.0.2:7080",
+        "decode-1": "10.0.0.2:7081",
+    }
+    transfer = specs["transfer-0"]
+    assert (flag(transfer, "pages-listen"), flag(transfer, "page-streams-port")) == ("10.0.0.2:7000", "7020")
+    many = replace(config, decode=21)
+    with pytest.raises(ValueError, match="first_port 7000: has ports for 20 of each role; set it to 0"):
+        plan_stack(many, 0)
+
+
+def test_a_host_has_a_table_of_the_file_that_its_processes_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "weir.toml"
+    path.write_text('log_level = "warning"\n[host]\ninstance = "lab"\nnats = "nats://n:1"\ninsecure_listen = true\n')
+    read = resolve_config(HostConfig, "host", flags={"address": "10.0.0.2"}, environ={}, toml_path=path)
+    assert (read.instance, read.nats, read.log_level) == ("lab", "nats://n:1", "warning")
+    of_process = read_config(TransferConfig, ["--instance", "lab"], environ={}, toml_path=path)
+    assert (of_process.instance, of_process.log_level) == ("lab", "warning")

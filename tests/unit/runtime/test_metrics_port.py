@@ -75,8 +75,21 @@ async def test_all_else_is_refused(port: int, data: bytes, status: bytes) -> Non
     assert (await asked(port, data)).startswith(b"HTTP/1.1 " + status)
 
 
+async def test_probes_are_told_that_it_lives_and_whether_it_serves() -> None:
+    answers = iter([False, True])
+    served = MetricsPort(LOOPBACK, 0, None, is_ready=lambda: next(answers))
+    await served.start()
+    try:
+        assert (await asked(served.port, get("/live"))).startswith(b"HTTP/1.1 200 OK")
+        assert (await asked(served.port, get("/ready"))).startswith(b"HTTP/1.1 503 Service Unavailable")
+        assert (await asked(served.port, get("/ready"))).startswith(b"HTTP/1.1 200 OK")
+        assert (await asked(served.port, get("/metrics"))).startswith(b"HTTP/1.1 404 Not Found")
+    finally:
+        await served.stop()
+
+
 async def test_a_port_in_use_is_named(port: int) -> None:
-    with pytest.raises(Unavailable, match=rf"metrics cannot be served on {LOOPBACK}:{port} .*--metrics-port"):
+    with pytest.raises(Unavailable, match=rf"nothing can be served on {LOOPBACK}:{port} .*--metrics-port"):
         await MetricsPort(LOOPBACK, port, described).start()
 
 

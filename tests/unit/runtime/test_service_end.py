@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import grpc
+import httpx
 from grpc_health.v1 import health_pb2
 from tests.unit.runtime.services import Service, health, tokenize
 from tests.unit.runtime.stacks import wait_until
@@ -28,6 +29,29 @@ def test_on_sigterm_health_says_not_serving_before_work_is_drained(service_folde
         assert not service.ready_file.exists()
         tokenize(channel, "drained")
     assert service.process.wait(20) == 0
+
+
+def test_probes_by_http_say_when_it_serves_and_when_it_is_to_end(service_folder: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    own = ("--metrics-port", str(port), "--start-s", "0.5", "--drain-s", "60", "--grace-s", "60")
+    service = Service(service_folder, *own)
+
+    def status(path: str) -> int:
+        try:
+            return httpx.get(url + path, timeout=5).status_code
+        except httpx.TransportError:
+            return 0
+
+    wait_until(lambda: status("/live") == 200)
+    assert status("/ready") == (200 if service.ready_file.exists() else 503)
+    service.wait_ready()
+    assert status("/ready") == 200
+    service.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "drain 60" in service.events)
+    assert (status("/live"), status("/ready")) == (200, 503)
+    service.process.send_signal(signal.SIGTERM)
+    service.process.wait(20)
 
 
 def test_drain_is_bounded_by_the_grace_period(service_folder: Path) -> None:

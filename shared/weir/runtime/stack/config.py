@@ -41,6 +41,7 @@ from weir.runtime.stack.paths import InstancePaths
 _MAX_MACHINE_CHARS = 28  # with the rest of the name 40
 _MAX_SCHEDULERS = 4
 MAX_GATEWAYS = 4
+IDLE_GRACE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -142,15 +143,35 @@ class StackConfig:
         """Address that the gateway listens on."""
         return self.host
 
-    @property
-    def service_listen(self) -> str:
-        """What workers and schedulers listen on."""
+    def service_listen(self, role: str, index: int) -> str:
+        """What a worker or a scheduler listens on."""
+        del role, index
         return self.paths.sockets
 
+    def pages_flags(self, index: int) -> Mapping[str, object]:
+        """By which transfer services of other hosts get pages of this one; none: not at all."""
+        del index
+        return {}
+
     @property
-    def pages_listen(self) -> str:
-        """Where transfer services of other hosts get pages; empty: nowhere."""
-        return ""
+    def metrics_host(self) -> str:
+        """Where its processes show their figures."""
+        return LOOPBACK
+
+    @property
+    def first_metrics_port(self) -> int:
+        """Of its processes, each the next. 0: any free ones."""
+        return 0
+
+    @property
+    def probe_address(self) -> tuple[str, int]:
+        """Where its supervisor says whether all serve. Port 0: nowhere."""
+        return LOOPBACK, 0
+
+    def grace_of(self, role: str) -> float:
+        """Seconds that work of a process has to end. Of all but the gateway few: once it is gone no request is wanted
+        any more."""
+        return self.grace_s if role == "gateway" else min(self.grace_s, IDLE_GRACE_S)
 
     @property
     def starts_nats(self) -> bool:

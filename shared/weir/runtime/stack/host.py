@@ -7,12 +7,17 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from weir.core.addresses import check_advertised, is_loopback
+from weir.core.fields import check_range
 from weir.rpc.identities import check_certified_instance
 from weir.runtime.config import check_url, setting
 from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.credentials import HostCredentials
 
 DEFAULT_NATS_PORT = 4222
+_LAST_PORT = 65_535
+_WORKER_ROLES = ("prefill", "decode")
+_PORT_ORDER = ("transfer", "page streams", "scheduler", *_WORKER_ROLES)
+_PORTS_OF_EACH = 20
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,25 @@ class HostConfig(StackConfig):
         False, "Whether to run without credentials, where the network between the hosts is private."
     )
 
+    first_port: int = setting(
+        0,
+        "First of the ports at `address` for others of the stack, so that a firewall can name them: from it on "
+        "20 each for transfer services, their page streams, schedulers, prefill and decode workers. 0: free ones.",
+    )
+    metrics_port: int = setting(
+        0,
+        "First of the ports of GET /metrics at `address`, one a process in the order of `weir status`; whoever reaches "
+        "them may read them. 0: free ones of 127.0.0.1.",
+    )
+    probe_port: int = setting(
+        0, "Port of /live and /ready at `address`, which say whether its processes run and serve. 0: none."
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range(self, "first_port", 0, _LAST_PORT - len(_PORT_ORDER) * _PORTS_OF_EACH)
+        check_range(self, "metrics_port", 0, _LAST_PORT)
+        check_range(self, "probe_port", 0, _LAST_PORT)
         for name, what in (("instance", "the name of the stack"), ("address", "an address of this host")):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty: give {what}")
@@ -64,13 +86,36 @@ class HostConfig(StackConfig):
     def gateway_host(self) -> str:
         return self.host or self._listen_host
 
-    @property
-    def service_listen(self) -> str:
-        return f"{self._listen_host}:0"
+    def service_listen(self, role: str, index: int) -> str:
+        return f"{self._listen_host}:{self._port_of(role, index)}"
+
+    def pages_flags(self, index: int) -> Mapping[str, object]:
+        listen, streams = self.service_listen("transfer", index), self._port_of("page streams", index)
+        return {"pages-listen": listen, "page-streams-port": streams}
+
+    def _port_of(self, what: str, index: int) -> int:
+        """0: any free one. Raises ValueError."""
+        if not self.first_port:
+            return 0
+        if index >= _PORTS_OF_EACH:
+            raise ValueError(f"first_port {self.first_port}: has ports for {_PORTS_OF_EACH} of each role; set it to 0")
+        return self.first_port + _PORT_ORDER.index(what) * _PORTS_OF_EACH + index
 
     @property
-    def pages_listen(self) -> str:
-        return self.service_listen
+    def metrics_host(self) -> str:
+        return self.address.strip("[]") if self.metrics_port else super().metrics_host
+
+    @property
+    def first_metrics_port(self) -> int:
+        return self.metrics_port
+
+    @property
+    def probe_address(self) -> tuple[str, int]:
+        return self.address.strip("[]"), self.probe_port
+
+    def grace_of(self, role: str) -> float:
+        """Workers serve gateways of other hosts, too."""
+        return self.grace_s if role in _WORKER_ROLES else super().grace_of(role)
 
     @property
     def starts_nats(self) -> bool:

@@ -4,8 +4,8 @@ import asyncio
 import signal
 import socket
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from weir.core.errors import NotFound, WeirError
 from weir.core.process import ProcessIdentity
 from weir.runtime.change_log import HERE, Change, ChangeLog
 from weir.runtime.config import check_instance
+from weir.runtime.metrics_port import MetricsPort
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit
 from weir.runtime.stack.config import StackConfig, default_instance
 from weir.runtime.stack.control import serve_control
@@ -88,7 +89,7 @@ async def run_stack(
             held.enter_context(_hold_port(config.gateway_host, config.http_port, "--http-port"))
         try:
             gateways = more_gateways(config, nats_port(), held)
-            ports = hold_metrics_ports(num_services(config, stack_models), held)
+            ports = hold_metrics_ports(num_services(config, stack_models), held, config)
             plan = plan_stack(config, nats_port(), gateways, ports, stack_models)
         except (NatsServerMissing, ValueError) as error:
             raise CannotStart(str(error)) from error
@@ -102,13 +103,29 @@ async def run_stack(
     def nats_port() -> int:
         return int(held.enter_context(hold_nats_port(config)).getsockname()[1]) if config.starts_nats else 0
 
-    def serve_changes(supervisor: Supervisor) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def serve_beside(supervisor: Supervisor) -> AsyncIterator[None]:
         url = nats_url_of(config, nats_port())
         models_of = ModelChanges(config, stack_models, url, supervisor, hold_metrics_ports)
-        return serve_control(config.paths.control_socket, models_of, changes)
+        async with serve_control(config.paths.control_socket, models_of, changes), serve_probes(config, supervisor):
+            yield
 
     with ExitStack() as held:
-        return await run_planned(config.paths, make_plan, reporter, environ, beside=serve_changes)
+        return await run_planned(config.paths, make_plan, reporter, environ, beside=serve_beside)
+
+
+@asynccontextmanager
+async def serve_probes(config: StackConfig, supervisor: Supervisor) -> AsyncIterator[None]:
+    """What the supervisor says of itself and its processes, until it is left. Raises Unavailable where the port is in
+    use."""
+    host, number = config.probe_address
+    port = MetricsPort(host, number, None, is_ready=lambda: supervisor.is_serving, setting="probe_port")
+    if number:
+        await port.start()
+    try:
+        yield
+    finally:
+        await port.stop()
 
 
 def _make_secrets(config: StackConfig, changes: ChangeLog) -> None:
@@ -270,8 +287,14 @@ def more_gateways(config: StackConfig, nats_port: int, held: ExitStack) -> list[
     return [GatewayPorts(next_free(config.grpc_port), next_free(config.http_port)) for _ in range(1, config.gateways)]
 
 
-def hold_metrics_ports(number: int, held: ExitStack) -> list[int]:
-    """So many ports of the loopback interface, kept by `held` from now on. Raises PortBusy."""
+def hold_metrics_ports(number: int, held: ExitStack, config: StackConfig | None = None) -> list[int]:
+    """So many ports, kept by `held` from now on: of the loopback interface, free ones, unless `config` says which.
+    Raises PortBusy."""
+    if config is not None and config.first_metrics_port:
+        named = range(config.first_metrics_port, config.first_metrics_port + number)
+        for port in named:
+            held.enter_context(_hold_port(config.metrics_host, port, "--metrics-port"))
+        return list(named)
     ports: list[int] = []
     try:
         while len(ports) < number:

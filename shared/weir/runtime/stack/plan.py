@@ -28,9 +28,6 @@ STOP_ORDER: tuple[tuple[str, ...], ...] = (
 )
 """Whoever takes requests goes first, and nobody goes before those who need him."""
 
-IDLE_GRACE_S = 3.0
-"""For all but the gateway: once it is gone no request is wanted any more."""
-
 _WORKER_NAME = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 _HEALTH_NAMES = {
     "gateway": inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
@@ -70,13 +67,14 @@ class GatewayPorts:
 
 @dataclass(frozen=True)
 class StackPlan:
-    """All that a supervisor needs to know. `endpoints` are for people: what it is -> where it is."""
+    """All that a supervisor needs to know. `endpoints` are for people: what it is -> where it is. `stage_grace_s`: of
+    each stage of STOP_ORDER."""
 
     paths: InstancePaths
     specs: tuple[ProcessSpec, ...]
     endpoints: Mapping[str, str]
     start_timeout_s: float
-    grace_s: float
+    stage_grace_s: tuple[float, ...]
 
 
 def plan_stack(
@@ -100,9 +98,10 @@ def plan_stack(
     endpoints["NATS"] = masked_url(nats_url_of(config, nats_port))
     stack_models = models or StackModels((config.default_model,))
     services = _plan_services(config, nats_url_of(config, nats_port), gateways, stack_models)
-    services = with_metrics(services, metrics_ports)
+    services = with_metrics(services, metrics_ports, config.metrics_host)
     specs = (*((_nats_spec(config, nats_port),) if config.starts_nats else ()), *services)
-    return StackPlan(config.paths, specs, endpoints, config.start_timeout_s, config.grace_s)
+    stage_grace_s = tuple(max(map(config.grace_of, roles)) for roles in STOP_ORDER)
+    return StackPlan(config.paths, specs, endpoints, config.start_timeout_s, stage_grace_s)
 
 
 def nats_url_of(config: StackConfig, nats_port: int) -> str:
@@ -116,14 +115,15 @@ def num_services(config: StackConfig, models: StackModels | None = None) -> int:
     return num_arenas + config.schedulers + stack_models.num_all_workers + config.gateways
 
 
-def with_metrics(specs: Sequence[ProcessSpec], ports: Sequence[int]) -> list[ProcessSpec]:
-    """Each with a page of metrics at its port; without ports as they are."""
-    return [_with_metrics(spec, port) for spec, port in zip(specs, ports, strict=True)] if ports else list(specs)
+def with_metrics(specs: Sequence[ProcessSpec], ports: Sequence[int], host: str = LOOPBACK) -> list[ProcessSpec]:
+    """Each with a page of metrics at its port of `host`; without ports as they are."""
+    return [_with_metrics(spec, host, port) for spec, port in zip(specs, ports, strict=True)] if ports else list(specs)
 
 
-def _with_metrics(spec: ProcessSpec, port: int) -> ProcessSpec:
-    command = (*spec.command, "--metrics-port", str(port))
-    return replace(spec, command=command, metrics_url=f"http://{LOOPBACK}:{port}/metrics")
+def _with_metrics(spec: ProcessSpec, host: str, port: int) -> ProcessSpec:
+    command = (*spec.command, "--metrics-host", host, "--metrics-port", str(port))
+    url_host = f"[{host}]" if ":" in host else host
+    return replace(spec, command=command, metrics_url=f"http://{url_host}:{port}/metrics")
 
 
 def _plan_services(
@@ -134,7 +134,8 @@ def _plan_services(
     specs = [spec for model in models.models for spec in plan_model(config, nats_url, model, models, numbers)]
     for index in range(config.schedulers):
         scheduler_flags = _scheduler_flags(config, models, index)
-        specs.append(_service_spec(config, nats_url, "scheduler", index, config.service_listen, scheduler_flags))
+        listen = config.service_listen("scheduler", index)
+        specs.append(_service_spec(config, nats_url, "scheduler", index, listen, scheduler_flags))
     for index, ports in enumerate(gateways):
         flags: tuple[str, ...] = ("--http-host", config.gateway_host, "--http-port", str(ports.http))
         flags += ("--max-context-tokens", str(config.max_context_tokens))
@@ -168,26 +169,28 @@ def plan_model(
         return []
     context = ("--max-context-tokens", str(model.max_context_tokens))
 
-    def spec_of(role: str, listen: str, flags: Sequence[str]) -> ProcessSpec:
+    def spec_of(role: str, flags: Sequence[str], listen: str = "") -> ProcessSpec:
+        index = numbers[role]
         numbers[role] += 1
-        return _service_spec(config, nats_url, role, numbers[role] - 1, listen, flags, model)
+        listen = listen or config.service_listen(role, index)
+        check_listen("runtime_dir", listen)
+        return _service_spec(config, nats_url, role, index, listen, flags, model)
 
     socket = config.paths.arena_socket(numbers["transfer"])
-    for listen in (f"{UNIX}{socket}", config.service_listen):
-        check_listen("runtime_dir", listen)
     size = ("--arena-bytes", str(model.arena_bytes)) if model.arena_bytes else ()
     share = ("--models-on-machine", str(len(models.models))) if len(models.models) > 1 else ()
     beside = ("--workers-on-machine", str(models.num_workers(model)))
-    pages = ("--pages-listen", config.pages_listen) if config.pages_listen else ()
+    pages_flags = config.pages_flags(numbers["transfer"]).items()
+    pages = (word for name, value in pages_flags for word in flag_words(name, value))
     own = (*size, *context, *share, *beside, *pages, *_page_files_flags(config))
-    specs = [spec_of("transfer", f"{UNIX}{socket}", own)]
+    specs = [spec_of("transfer", own, f"{UNIX}{socket}")]
     flags = ("--arena-socket", str(socket), "--workers-on-machine", str(models.num_all_workers))
     bounded = (*flags, *context) if model.max_context_tokens else flags
     groups = [(group.name, group.prefill, group.decode) for group in models.groups if group.has(model)]
     for group, num_prefill, num_decode in ((model.group, model.prefill, model.decode), *groups):
         in_group = ("--group", group) if group else ()
         for role, number in (("prefill", num_prefill), ("decode", num_decode)):
-            specs += [spec_of(role, config.service_listen, (*bounded, *in_group)) for _ in range(number)]
+            specs += [spec_of(role, (*bounded, *in_group)) for _ in range(number)]
     return specs
 
 
@@ -248,7 +251,7 @@ def _service_spec(
         "device": config.device,
         "precision": model.precision,
         "exact": model.exact,
-        "grace-s": config.grace_s if role == "gateway" else min(config.grace_s, IDLE_GRACE_S),
+        "grace-s": config.grace_of(role),
         "runtime-dir": config.runtime_dir.resolve(),
     }
     flags |= config.service_credentials(role)

@@ -12,7 +12,7 @@ from weir.core.errors import Unavailable, WeirError
 from weir.core.process import own_identity
 from weir.core.tasks import end_tasks
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
-from weir.runtime.stack.plan import IDLE_GRACE_S, STOP_ORDER, ProcessSpec, StackPlan
+from weir.runtime.stack.plan import STOP_ORDER, ProcessSpec, StackPlan
 from weir.runtime.stack.processes import tag
 from weir.runtime.stack.readiness import read_notes
 from weir.runtime.stack.state import Phase, ProcessState, StackState, read_boot_id, write_state
@@ -93,6 +93,11 @@ class Supervisor:
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether all of its processes are ready."""
+        return self._phase == "ready" and all(process.state.phase == "ready" for process in self._processes)
 
     @property
     def states(self) -> list[ProcessState]:
@@ -232,8 +237,7 @@ class Supervisor:
         await asyncio.gather(*(process.stop(0.0) for process in self._processes))
 
     def _stage_limit_s(self, number: int) -> float:
-        grace_s = self._plan.grace_s if number == 0 else min(self._plan.grace_s, IDLE_GRACE_S)
-        return grace_s + _STOP_MARGIN_S
+        return self._plan.stage_grace_s[number] + _STOP_MARGIN_S
 
     def _on_signal(self) -> None:
         if self._asked_to_stop.is_set():
