@@ -79,8 +79,6 @@ class TransferConfig(ServiceConfig):
             self.check_safe("pages_listen", self.pages_listen)
         if self.page_files_dir and not self.prefix_cache:
             raise ValueError(f"page_files_dir {self.page_files_dir!r}: needs prefix_cache")
-        if self.page_files_dir and self.device != "cpu":
-            raise ValueError(f"page_files_dir {self.page_files_dir!r}: pages of device {self.device} have no files yet")
         if self.lease_ttl_ms < 2 * self.heartbeat_interval_ms:
             raise ValueError(
                 f"lease_ttl_ms {self.lease_ttl_ms}: must be at least twice the heartbeat_interval_ms "

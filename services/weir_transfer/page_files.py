@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from weir.core.clock import Backoff, SystemClock
 from weir.kv.arena.segment import Segment
+from weir.kv.memory.page_bytes import PageBytes
 from weir.kv.prefixes import PrefixIndex
 from weir.kv.tiers.page_store import PageStore
 from weir.kv.tiers.prefix_reading import PrefixReading
@@ -79,17 +80,18 @@ class _Batch:
 
 
 class PageFiles:
-    """Of one arena whose pages lie in the segment. `index`: of its cached prefixes."""
+    """Of one arena. `index`: of its cached prefixes."""
 
     def __init__(
         self,
         segment: Segment,
+        pages: PageBytes,
         remote: RemotePrefixes,
         index: PrefixIndex,
         store: PageStore,
         settings: PageFilesSettings,
     ) -> None:
-        self._pages: NDArray[np.uint8] = segment.pages
+        self._pages = pages
         self._generations: NDArray[np.uint32] = segment.page_rows["generation"]
         self._page_bytes = segment.geometry.page_bytes
         self._copy = np.empty(self._page_bytes, np.uint8)
@@ -143,8 +145,8 @@ class PageFiles:
         reservation = self._remote.try_reserve(hashes[: num_cached + min(num_there, self._remote.num_reservable)])
         if reservation is None:
             return 0
-        memories = [self._pages[page_id].data for page_id in reservation.page_ids]
-        reading = PrefixReading(self._store, reservation.hashes, memories)
+        places = [self._pages.place(page_id) for page_id in reservation.page_ids]
+        reading = PrefixReading(self._store, reservation.hashes, places)
         task = asyncio.create_task(self._load(reservation, reading), name="load of a prefix")
         self._loads[task] = reading
         task.add_done_callback(self._on_loaded)
@@ -260,11 +262,11 @@ class PageFiles:
         """In the writer's thread. Hash, page and its generation, of pages that were sealed."""
         began_s, num_written, num_lost = time.monotonic(), 0, 0
         for index, (page_hash, page_id, generation) in enumerate(pages):
-            np.copyto(self._copy, self._pages[page_id])
-            if self._generations[page_id] != generation:  # rises before anybody else may write there
-                num_lost += 1
-                continue
             try:
+                np.copyto(self._copy, np.frombuffer(self._pages.read(page_id), np.uint8))
+                if self._generations[page_id] != generation:  # rises before anybody else may write there
+                    num_lost += 1
+                    continue
                 num_written += self._store.try_put(page_hash, self._copy.data)
             except OSError as error:
                 left = [one for one, _, _ in pages[index:]]

@@ -75,8 +75,10 @@ class TransferService:
         self._servicer.fetch_by(self._exchange.fetcher, port.address)
 
     def keep_pages(self, store: PageStore, settings: PageFilesSettings) -> None:
-        """Has full pages outlive the arena, whose pages lie in the segment; for before `start`."""
-        self._files = PageFiles(self._segment, self._core.remote, self._core.prefixes, store, settings)
+        """Has full pages outlive the arena; for before `start`."""
+        self._files = PageFiles(
+            self._segment, self._arena.pages, self._core.remote, self._core.prefixes, store, settings
+        )
         self._servicer.load_by(self._files)
 
     def add_to(self, server: grpc.aio.Server) -> None:

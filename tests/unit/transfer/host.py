@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -102,7 +104,7 @@ class Host:
         if self._exchanges_pages:
             number = self._server.add_insecure_port("127.0.0.1:0")
             self.pages_address = f"{self._shown_host}:{number}"
-            port = PagesPort("test", f"127.0.0.1:{number}", self.pages_address, PlainDialer(), certificate=None)
+            port = PagesPort("test", f"127.0.0.1:{number}", 0, self.pages_address, PlainDialer(), certificate=None)
             self.service.exchange_pages(port)
         if self._page_files is not None:
             store = FileStore(self._page_files, PageLayout(self._model_digest, _GEOMETRY.page_bytes), 1 << 20)
@@ -168,3 +170,12 @@ def write_sequence(client: ArenaClient, slot: int, page_ids: tuple[int, ...], re
     record.set_block_table(page_ids)
     record.append_token(4)
     record.publish(num_computed_tokens=3)
+
+
+def memory_of(client: ArenaClient) -> NDArray[np.uint8]:
+    """All pages, as the worker maps them."""
+    on_device = client.memory.pages
+    if on_device is None:
+        return client.segment.pages
+    assert isinstance(on_device, HostMemory)
+    return np.frombuffer(on_device.buffer, np.uint8).reshape(-1, 4096)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.transfer.host import Host, until
+from tests.unit.transfer.host import Host, memory_of, until
 
 from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
 from weir.kv.prefixes import page_hashes, prefix_seed
@@ -26,8 +26,8 @@ TRACE = 0xABC
 class World:
     """Hosts one after the other, or beside one another, over one folder of files; each arena is empty at first."""
 
-    def __init__(self, folder: Path, closing: AsyncExitStack) -> None:
-        self._folder, self._closing = folder, closing
+    def __init__(self, folder: Path, closing: AsyncExitStack, *, on_device: bool) -> None:
+        self._folder, self._closing, self._on_device = folder, closing, on_device
         self._num_hosts = 0
 
     @property
@@ -45,7 +45,14 @@ class World:
         folder = self._folder / str(self._num_hosts)
         folder.mkdir()
         files = self._folder / "files"
-        host = Host(folder, page_files=files, min_uses=min_uses, exchanges_pages=exchanges_pages, num_pages=num_pages)
+        host = Host(
+            folder,
+            page_files=files,
+            min_uses=min_uses,
+            exchanges_pages=exchanges_pages,
+            num_pages=num_pages,
+            on_device=self._on_device,
+        )
         await host.start()
         self._closing.push_async_callback(_close, host)
         return host, await host.client("w0")
@@ -57,10 +64,10 @@ async def _close(host: Host) -> None:
     assert host.shutdown_reasons == []
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+@pytest.fixture(params=["pages in the segment", "pages on a device"])
+async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async with AsyncExitStack() as closing:
-        yield World(tmp_path, closing)
+        yield World(tmp_path, closing, on_device=request.param == "pages on a device")
 
 
 def content(number: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
@@ -71,7 +78,7 @@ async def compute(client: ArenaClient, num_pages: int = 10) -> None:
     match = await client.match(HASHES[:num_pages], num_pages + 1, 1)
     for number, page_id in enumerate((*match.page_ids, *match.acquired.page_ids)):
         if number >= len(match.page_ids):
-            client.segment.pages[page_id] = content(number)
+            memory_of(client)[page_id] = content(number)
     await give_back(client, match, num_pages)
 
 
@@ -79,7 +86,7 @@ async def find(client: ArenaClient, num_pages: int = 10, source: PrefixSource | 
     """As many pages as are cached by now, each as it was computed."""
     match = await client.match(HASHES[:num_pages], num_pages + 1, 1, source=source)
     for number, page_id in enumerate(match.page_ids):
-        assert (client.segment.pages[page_id] == content(number)).all()
+        assert (memory_of(client)[page_id] == content(number)).all()
     return match
 
 
@@ -175,7 +182,7 @@ async def test_who_waits_for_the_beginning_that_another_computes_gets_the_rest_f
     await until(lambda: host.metric("prefix_waits_total") > 0)
     assert host.metric("page_files_loads_total") == 0
     for number, page_id in enumerate(match.acquired.page_ids[:4]):
-        client.segment.pages[page_id] = content(number)
+        memory_of(client)[page_id] = content(number)
     await give_back(client, match, num_computed=4)
     assert await waiting == 10
     assert host.metric("page_files_loaded_pages_total") == 6
@@ -295,7 +302,7 @@ async def test_a_page_that_is_given_to_somebody_else_while_it_is_copied_is_not_w
     await compute(client, num_pages=1)
     await until(has_begun.is_set)
     acquired = await client.acquire(40, 0)  # nothing waits for the writer
-    client.segment.pages[list(acquired.page_ids)] = 7
+    memory_of(client)[list(acquired.page_ids)] = 7
     may_go_on.set()
     await until(lambda: host.metric("page_files_lost_pages_total") == 1)
     await client.release(acquired.page_ids, ())

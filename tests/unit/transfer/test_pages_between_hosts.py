@@ -11,10 +11,9 @@ import grpc.aio
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.unit.transfer.host import Host, until
+from tests.unit.transfer.host import Host, memory_of, until
 
 from weir.core.addresses import free_port
-from weir.kv.memory.device import HostMemory
 from weir.kv.memory.server import MemoryServer
 from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
 from weir.kv.movers.pull import PagePull, WantedPage
@@ -44,15 +43,6 @@ async def hosts(request: pytest.FixtureRequest) -> AsyncIterator[list[Host]]:
             assert host.shutdown_reasons == []
             assert host.metric("remote_pages_reserved") == 0
             await until(lambda host=host: host.metric("remote_pages_pinned") == 0)  # type: ignore[misc]
-
-
-def memory_of(client: ArenaClient) -> NDArray[np.uint8]:
-    """All pages, as the worker maps them."""
-    on_device = client.memory.pages
-    if on_device is None:
-        return client.segment.pages
-    assert isinstance(on_device, HostMemory)
-    return np.frombuffer(on_device.buffer, np.uint8).reshape(-1, 4096)
 
 
 def pages_of(client: ArenaClient, page_ids: Sequence[int]) -> NDArray[np.uint8]:

@@ -1,17 +1,21 @@
 """Reads the pages of one prefix from a store, in as many threads as run it."""
 
+import logging
 from collections.abc import Sequence
 from itertools import count, takewhile
 
+from weir.kv.memory.page_bytes import PageMemoryAway, PagePlace
 from weir.kv.tiers.page_store import PageStore
+
+_log = logging.getLogger(__name__)
 
 
 class PrefixReading:
-    """Page number i of `hashes` goes to `memories[i]`. A page that is not there ends it: what follows is of no use."""
+    """Page number i of `hashes` goes to `places[i]`. A page that is not there ends it: what follows is of no use."""
 
-    def __init__(self, store: PageStore, hashes: Sequence[bytes], memories: Sequence[memoryview]) -> None:
+    def __init__(self, store: PageStore, hashes: Sequence[bytes], places: Sequence[PagePlace]) -> None:
         self._store = store
-        self._wanted = list(zip(hashes, memories, strict=True))
+        self._wanted = list(zip(hashes, places, strict=True))
         self._numbers = count()
         self._is_read = [False] * len(self._wanted)
         self._is_stopped = False
@@ -31,11 +35,21 @@ class PrefixReading:
         for number in self._numbers:
             if number >= len(self._wanted) or self._is_stopped:
                 return
-            page_hash, memory = self._wanted[number]
-            if not self._store.try_get(page_hash, memory):
+            if not self._try_read(*self._wanted[number]):
                 self.stop()
                 return
             self._is_read[number] = True
+
+    def _try_read(self, page_hash: bytes, place: PagePlace) -> bool:
+        try:
+            memory = place.begin()
+            if not self._store.try_get(page_hash, memory):
+                return False
+            place.end(memory)
+        except PageMemoryAway as error:
+            _log.warning("a prefix in files is computed again: %s", error)
+            return False
+        return True
 
     def stop(self) -> None:
         """No page is begun any more. Who runs it may still be writing into one."""
