@@ -9,7 +9,7 @@ from weir.kv.arena.segment import Segment, SegmentError, claim_segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.cuda import CudaDriverError
 from weir.kv.memory.device import try_memory_kind
-from weir.kv.memory.page_bytes import DevicePages, HostPages, PageBytes
+from weir.kv.memory.page_access import DevicePageAccess, HostPageAccess, PageAccess
 from weir.kv.memory.server import MemoryServer
 from weir.kv.memory.slabs import SlabServer
 from weir.model.device_check import check_device
@@ -34,11 +34,11 @@ class ClaimedArena:
     size_text: str = ""
 
     @property
-    def pages(self) -> PageBytes:
+    def pages(self) -> PageAccess:
         if self.memory_server is None:
-            return HostPages(self.segment.pages)
+            return HostPageAccess(self.segment.pages)
         server = self.memory_server
-        return DevicePages(lambda: server.memory, self.segment.geometry.page_bytes)
+        return DevicePageAccess(lambda: server.memory, self.segment.geometry.page_bytes)
 
 
 def claim_arena(config: TransferConfig, open_process: OpenProcess) -> ClaimedArena:

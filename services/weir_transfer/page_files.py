@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from weir.core.clock import Backoff, SystemClock
 from weir.kv.arena.segment import Segment
-from weir.kv.memory.page_bytes import PageBytes
+from weir.kv.memory.page_access import PageAccess
 from weir.kv.prefixes import PrefixIndex
 from weir.kv.tiers.page_store import PageStore
 from weir.kv.tiers.prefix_reading import PrefixReading
@@ -85,7 +85,7 @@ class PageFiles:
     def __init__(
         self,
         segment: Segment,
-        pages: PageBytes,
+        pages: PageAccess,
         remote: RemotePrefixes,
         index: PrefixIndex,
         store: PageStore,

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from weir.core.life import Attempt
-from weir.kv.memory.page_bytes import PageMemoryAway
+from weir.kv.memory.page_access import PageMemoryAway
 from weir.kv.movers.frames import ID_BYTES
 from weir.kv.movers.source import OfferedPage, PageSource
 from weir.kv.prefixes import split_hashes

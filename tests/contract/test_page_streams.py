@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from weir.core.life import Attempt
-from weir.kv.memory.page_bytes import InPlace
+from weir.kv.memory.page_access import InPlace
 from weir.kv.movers.frames import (
     HEADER_BYTES,
 )

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from weir.core.life import Attempt
-from weir.kv.memory.page_bytes import InPlace
+from weir.kv.memory.page_access import InPlace
 from weir.kv.movers.listener import PageStreamListener
 from weir.kv.movers.pipes import PagePipe, TcpPipe, TlsPipe, connect_tcp, connect_tls
 from weir.kv.movers.pull import PagePull, PullHello, PullLimits, WantedPage

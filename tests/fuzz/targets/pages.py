@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.fuzz.choices import Choices, edited
 from tests.fuzz.target import Target, simple
 from weir.core.life import Attempt
-from weir.kv.memory.page_bytes import InPlace
+from weir.kv.memory.page_access import InPlace
 from weir.kv.movers.frames import FrameHeader, FrameKind, pack_header
 from weir.kv.movers.pipes import Buffer, PipeEnded
 from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from weir.core.life import Attempt
-from weir.kv.memory.page_bytes import PagePlace
+from weir.kv.memory.page_access import PagePlace
 from weir.kv.movers.frames import (
     HEADER_BYTES,
     MAX_ASKED,

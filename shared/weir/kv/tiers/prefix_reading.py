@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from itertools import count, takewhile
 
-from weir.kv.memory.page_bytes import PageMemoryAway, PagePlace
+from weir.kv.memory.page_access import PageMemoryAway, PagePlace
 from weir.kv.tiers.page_store import PageStore
 
 _log = logging.getLogger(__name__)

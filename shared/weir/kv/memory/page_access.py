@@ -29,7 +29,7 @@ class PagePlace(Protocol):
         ...
 
 
-class PageBytes(Protocol):
+class PageAccess(Protocol):
     """By page id. Any thread may use it, for different pages at the same time."""
 
     def read(self, page_id: int) -> memoryview:
@@ -51,7 +51,7 @@ class InPlace:
     def end(self, memory: memoryview) -> None: ...
 
 
-class HostPages:
+class HostPageAccess:
     """`pages`: uint8 [num_pages, page_bytes]."""
 
     def __init__(self, pages: NDArray[np.uint8]) -> None:
@@ -65,7 +65,7 @@ class HostPages:
         return InPlace(self.read(page_id))
 
 
-class DevicePages:
+class DevicePageAccess:
     """One page after the other from the beginning of the device's memory. A page's bytes wait in memory of the host
     only from when they are asked for until they are the page's."""
 
@@ -97,7 +97,7 @@ class DevicePages:
 
 @dataclass(frozen=True, slots=True)
 class _OnDevice:
-    pages: DevicePages
+    pages: DevicePageAccess
     offset: int
     page_bytes: int
 
