@@ -17,7 +17,7 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import claim_segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.records.record import SequenceParams
-from weir.kv.tiers.file_store import FileStore
+from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_file import PageLayout
 from weir.rpc.arena.client import ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import PlainDialer
@@ -93,7 +93,7 @@ class Host:
             port = PagesPort("test", self.pages_address, self.pages_address, PlainDialer(), certificate=None)
             self.service.exchange_pages(port)
         if self._page_files is not None:
-            store = FileStore(self._page_files, PageLayout("digest", _GEOMETRY.page_bytes), 1 << 20)
+            store = PageFileStore(self._page_files, PageLayout("digest", _GEOMETRY.page_bytes), 1 << 20)
             self.service.keep_pages(store, PageFilesSettings(1 << 30, self._min_uses))
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")

@@ -14,7 +14,7 @@ from tests.unit.transfer.host import Host, until
 
 from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
 from weir.kv.prefixes import page_hashes, prefix_seed
-from weir.kv.tiers.file_store import FileStore
+from weir.kv.tiers.file_store import PageFileStore
 from weir.rpc.arena.client import ArenaClient
 from weir_transfer.page_files import PageFiles
 from weir_transfer.page_tier import LoadRates
@@ -237,13 +237,13 @@ async def test_what_is_read_slower_than_computed_is_computed_and_tried_now_and_t
 @contextmanager
 def stuck_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """As of a file system that does not answer, until the event."""
-    answers, get = threading.Event(), FileStore.try_get
+    answers, get = threading.Event(), PageFileStore.try_get
 
-    def wait_and_get(self: FileStore, page_hash: bytes, memory: memoryview) -> bool:
+    def wait_and_get(self: PageFileStore, page_hash: bytes, memory: memoryview) -> bool:
         answers.wait()
         return get(self, page_hash, memory)
 
-    monkeypatch.setattr(FileStore, "try_get", wait_and_get)
+    monkeypatch.setattr(PageFileStore, "try_get", wait_and_get)
     try:
         yield answers
     finally:
