@@ -11,7 +11,7 @@ from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.kv.prefixes import PrefixIndex
-from weir.kv.tiers.file_store import FileStore
+from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_file import PageLayout
 from weir.runtime.address import bind
 from weir.runtime.config import ConfigError, load_config
@@ -81,14 +81,14 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     return PagesPort(config.instance, listen, streams_port, address, context.dialer, certificate)
 
 
-def _try_open_files(config: TransferConfig, arena: ClaimedArena) -> FileStore | None:
+def _try_open_files(config: TransferConfig, arena: ClaimedArena) -> PageFileStore | None:
     """Raises ConfigError, UntrustedFolder, OSError."""
     if not config.page_files_dir:
         return None
     segment = arena.segment
     layout = PageLayout(segment.model_digest, segment.geometry.page_bytes)
     try:
-        store = FileStore(Path(config.page_files_dir).absolute(), layout, config.page_files_bytes)
+        store = PageFileStore(Path(config.page_files_dir).absolute(), layout, config.page_files_bytes)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     _log.info("%d pages of this model in %s", store.num_pages, config.page_files_dir)

@@ -8,12 +8,11 @@ from weir.core.fields import ByteSize, check_range
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.layout import MAX_LEASES
 from weir.kv.memory.slabs import WEIGHTS_SOCKET
-from weir.kv.tiers.file_store import PAGE_FILES_BYTES
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
-from weir.runtime.config import ServiceConfig, setting
+from weir.runtime.config import PAGE_FILES_BYTES, ServiceConfig, setting
 from weir_transfer.messages import ArenaSettings
 from weir_transfer.page_files import PageFilesSettings
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from weir.core.trusted_folder import UntrustedFolder
-from weir.kv.tiers.file_store import MIN_PAGES, FileStore
+from weir.kv.tiers.file_store import MIN_PAGES, PageFileStore
 from weir.kv.tiers.page_file import PageLayout
 from weir.kv.tiers.page_store import PageStore
 
@@ -42,7 +42,7 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-KINDS = {"files": Kind(lambda folder: FileStore(folder, LAYOUT, MAX_BYTES), files_in)}
+KINDS = {"files": Kind(lambda folder: PageFileStore(folder, LAYOUT, MAX_BYTES), files_in)}
 
 
 @pytest.fixture(params=list(KINDS))
@@ -77,7 +77,7 @@ def test_what_one_puts_another_finds_once_it_looks(kind: Kind, tmp_path: Path) -
 
 
 def test_a_folder_that_changes_twice_within_a_tick_of_its_clock_is_listed_again(tmp_path: Path) -> None:
-    one, other = (FileStore(tmp_path, LAYOUT, MAX_BYTES) for _ in range(2))
+    one, other = (PageFileStore(tmp_path, LAYOUT, MAX_BYTES) for _ in range(2))
     put(one, HASHES[0])
     other.refresh()
     folder = files_in(tmp_path)[0].parent
@@ -141,9 +141,9 @@ def test_of_a_prefix_the_end_goes_first(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_pages_of_an_earlier_model_make_room(tmp_path: Path) -> None:
-    earlier = FileStore(tmp_path, PageLayout("earlier", 500), MAX_BYTES)
+    earlier = PageFileStore(tmp_path, PageLayout("earlier", 500), MAX_BYTES)
     put(earlier, *HASHES[:85])
-    store = FileStore(tmp_path, LAYOUT, MAX_BYTES)
+    store = PageFileStore(tmp_path, LAYOUT, MAX_BYTES)
     assert (store.num_pages, store.num_bytes) == (0, 85 * LAYOUT.file_bytes)
     put(store, *HASHES[100:112])
     assert store.num_pages == 12
@@ -155,23 +155,23 @@ def test_what_others_keep_in_the_folder_stays(tmp_path: Path) -> None:
     for path in strange:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_bytes(b"x" * 2 * MAX_BYTES)
-    put(FileStore(tmp_path, LAYOUT, MAX_BYTES), *HASHES[:95])
+    put(PageFileStore(tmp_path, LAYOUT, MAX_BYTES), *HASHES[:95])
     assert all(path.exists() for path in strange)
 
 
 def test_what_a_writer_that_died_left_goes_after_an_hour(tmp_path: Path) -> None:
-    put(FileStore(tmp_path, LAYOUT, MAX_BYTES), HASHES[0])
+    put(PageFileStore(tmp_path, LAYOUT, MAX_BYTES), HASHES[0])
     [path] = files_in(tmp_path)
     old, new = path.with_name(f".{path.name}.a.new"), path.with_name(f".{path.name}.b.new")
     for one in (old, new):
         one.write_bytes(b"half")
     os.utime(old, (1, 1))
-    FileStore(tmp_path, LAYOUT, MAX_BYTES)
+    PageFileStore(tmp_path, LAYOUT, MAX_BYTES)
     assert sorted(files_in(tmp_path)) == sorted([path, new])
 
 
 def test_folders_are_for_their_user_alone(tmp_path: Path) -> None:
-    put(FileStore(tmp_path / "pages", LAYOUT, MAX_BYTES), HASHES[0])
+    put(PageFileStore(tmp_path / "pages", LAYOUT, MAX_BYTES), HASHES[0])
     modes = {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "pages").rglob("*") if path.is_dir()}
     assert modes == {"0o700"}
 
@@ -180,14 +180,14 @@ def test_a_folder_where_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages").chmod(0o777)
     with pytest.raises(UntrustedFolder, match="set page_files_dir to a folder of your own"):
-        FileStore(tmp_path / "pages", LAYOUT, MAX_BYTES)
+        PageFileStore(tmp_path / "pages", LAYOUT, MAX_BYTES)
 
 
 def test_a_bound_of_too_few_pages_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=f"page_files_bytes 5000: holds 8 pages of this model; give at least {MAX_BYTES}"
     ):
-        FileStore(tmp_path, LAYOUT, 5000)
+        PageFileStore(tmp_path, LAYOUT, 5000)
 
 
 class SharedStores(RuleBasedStateMachine):

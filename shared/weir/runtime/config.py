@@ -43,6 +43,8 @@ Load = Literal["files", "dummy"]
 
 MODEL_HELP = "Model: a known name, ORG/NAME[:FILE.gguf][@REVISION] of the hub, a GGUF file or a Hugging Face folder."
 LOAD_HELP = "Where weights come from: the model's files, or nowhere (dummy: seeded random numbers, for speed tests)."
+PAGE_FILES_BYTES = 8 << 30
+"""Of files of pages, where nobody says how many."""
 MODEL_SHAPE_HELP = "Shape of dummy weights, such as llama-3.1-8b; the setting model is not looked at then."
 
 

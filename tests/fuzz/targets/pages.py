@@ -1,17 +1,21 @@
 """Page streams: whatever the other end sends, the source sends nothing that was not offered to who asks, and a pull has
-its pages as they were offered or fails."""
+its pages as they were offered or fails. Files of pages: whatever is in one, it is read as it was written, or not."""
 
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from tests.fuzz.choices import Choices, edited
-from tests.fuzz.target import Target, simple
+from tests.fuzz.target import Check, Target, simple
 from weir.core.life import Attempt
 from weir.kv.memory.page_access import InPlace
 from weir.kv.movers.frames import FrameHeader, FrameKind, pack_header
 from weir.kv.movers.pipes import Buffer, PipeEnded
 from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
 from weir.kv.movers.source import PageSource, checksum_of
+from weir.kv.tiers.page_file import DamagedPage, PageLayout, read_page, write_page
 
 _PAGES = tuple(bytes([number]) * 96 for number in range(6))
 _HELLO = PullHello(b"t" * 16, Attempt(2, 0), b"k" * 16)
@@ -82,7 +86,25 @@ def _page_frame(choices: Choices, number: int) -> bytes:
     return pack_header(header) + body
 
 
+@contextmanager
+def _files() -> Iterator[Check]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path, layout, page_hash = Path(folder, "page"), PageLayout("digest", 96), bytes(range(16))
+        write_page(path, layout, page_hash, _PAGES[1])
+        valid = path.read_bytes()
+
+        def check(data: bytes) -> None:
+            choices = Choices(data)
+            path.write_bytes(edited(choices, valid) if choices.byte() % 8 else data)
+            memory = bytearray(96)
+            read_page(path, layout, page_hash, memoryview(memory))
+            assert memory == _PAGES[1]
+
+        yield check
+
+
 TARGETS = (
+    Target("page_files", _files, (DamagedPage,), ci_examples=200),
     Target("page_sources", simple(check_source), (), ci_examples=300),
     Target("page_pulls", simple(check_pull), (PullFailed,), ci_examples=200),
 )

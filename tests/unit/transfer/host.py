@@ -21,7 +21,7 @@ from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.device import HostMemory
 from weir.kv.memory.server import MemoryServer
 from weir.kv.records.record import SequenceParams
-from weir.kv.tiers.file_store import FileStore
+from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_file import PageLayout
 from weir.rpc.arena.client import ArenaAccess, ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import PlainDialer
@@ -107,7 +107,7 @@ class Host:
             port = PagesPort("test", f"127.0.0.1:{number}", 0, self.pages_address, PlainDialer(), certificate=None)
             self.service.exchange_pages(port)
         if self._page_files is not None:
-            store = FileStore(self._page_files, PageLayout(self._model_digest, _GEOMETRY.page_bytes), 1 << 20)
+            store = PageFileStore(self._page_files, PageLayout(self._model_digest, _GEOMETRY.page_bytes), 1 << 20)
             self.service.keep_pages(store, PageFilesSettings(1 << 30, self._min_uses))
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")

@@ -109,6 +109,15 @@ def test_what_the_tier_has_lost_is_wanted_again_when_it_is_used() -> None:
     assert arena.take() == [1]
 
 
+def test_a_page_that_came_was_used_and_went_between_two_updates_is_not_wanted() -> None:
+    arena = Arena()
+    arena.unwritten.update()
+    arena.seal(1)
+    arena.unwritten.note_used([HASHES[1]])
+    arena.evict(1)
+    assert arena.take() == []
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["seal", "evict", "use", "take", "rebuild"]), st.integers(0, 39)), max_size=60),
     st.integers(1, 3),
@@ -155,7 +164,8 @@ def test_computing_is_measured_from_the_match_to_its_last_page(clock: ManualCloc
     meter.begin(2)
     clock.advance(50)
     meter.drop(2)
-    meter.add_page(2, is_last=True)
+    for number in range(20):
+        meter.add_page(2, is_last=number == 19)
     assert meter.pages_per_s is None, "given up"
     compute(meter, clock, 3, num_pages=20, seconds=2)
     assert meter.pages_per_s == pytest.approx(10)

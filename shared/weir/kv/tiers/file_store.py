@@ -24,8 +24,6 @@ from weir.kv.tiers.page_file import UNFINISHED, DamagedPage, PageLayout, read_pa
 from weir.kv.tiers.page_store import StoreCounters
 
 _log = logging.getLogger(__name__)
-PAGE_FILES_BYTES = 8 << 30
-"""The bound where nobody has set one."""
 _NUM_FOLDERS = 256
 HIGH_SHARE, LOW_SHARE = 0.9, 0.8
 _LOOK_SHARE = 0.02
@@ -45,7 +43,7 @@ class _File:
     path: str
 
 
-class FileStore:
+class PageFileStore:
     """Of one layout, in `folder`, which is made. Raises UntrustedFolder where others could put pages, ValueError for a
     bound of too few pages, OSError."""
 

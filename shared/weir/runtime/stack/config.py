@@ -11,13 +11,13 @@ from typing import ClassVar, Literal
 from weir.core.addresses import LOOPBACK
 from weir.core.device import DEVICE_HELP, EXACT_HELP, PRECISION_HELP, Precision, check_exact, check_precision
 from weir.core.fields import ByteSize, check_range
-from weir.kv.tiers.file_store import PAGE_FILES_BYTES
 from weir.runtime.config import (
     LOAD_HELP,
     MODEL_HELP,
     MODEL_SHAPE_HELP,
     NATS_SCHEMES,
     OTLP_SCHEMES,
+    PAGE_FILES_BYTES,
     check_instance,
     check_load,
     check_together,
