@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,16 @@ def _environ(container: Object) -> dict[str, str]:
     return {one["name"]: str(one.get("value", "off")) for one in container.get("env", [])}
 
 
+@cache
+def _commands() -> Mapping[str, click.Command]:
+    group: Any = typer.main.get_command(app)
+    commands: Mapping[str, click.Command] = group.commands
+    return commands
+
+
 def _parse(name: str, words: list[str], environ: Mapping[str, str], *others: str) -> dict[str, Any]:
     """Options of `weir NAME` that are given, by their settings' names."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group) or hasattr(group, "commands")
-    command = group.commands[name]  # type: ignore[union-attr]
+    command = _commands()[name]
     variables = {entry.envvar for entry in command.params if getattr(entry, "envvar", None)}
     unknown = {one for one in environ if one.startswith("WEIR_")} - variables - _OTHERS - set(others)
     if unknown:
