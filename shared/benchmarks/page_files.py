@@ -1,6 +1,7 @@
 """Time to the first token of a chat's second turn, after a restart of the whole stack, with and without pages in files:
 
     python -m benchmarks.page_files [--chats 4] [--tokens 4000] [--model smollm2-135m]
+    python -m benchmarks.page_files --store     what a page costs by itself, in files that the system has in memory
 
 arena       the stack that answered the first turn answers the second: the limit
 files       another stack, over the folder of files; read from the disk
@@ -20,12 +21,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from weir.kv.prefixes import HASH_BYTES
+from weir.kv.tiers.file_store import PageFileStore
+from weir.kv.tiers.page_file import PageLayout
 from weir.testing.load import greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
 
 _ANSWER_TOKENS, _NEW_TOKENS = 64, 300
 _TIMEOUT_S = 600.0
 _GIB = 1 << 30
+_PAGE_BYTES, _NUM_PAGES = 368_640, 1000
+"""Of the built-in model."""
 
 
 def main() -> None:
@@ -33,9 +39,13 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=4, help="one after the other")
     parser.add_argument("--tokens", type=int, default=4000, help="of a second turn's prompt")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--store", action="store_true", help="write and read pages, without a stack")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # not in memory, as /tmp may be
-        asyncio.run(_measure(asked, Path(folder)))
+        if asked.store:
+            _measure_store(Path(folder))
+        else:
+            asyncio.run(_measure(asked, Path(folder)))
 
 
 async def _measure(asked: argparse.Namespace, folder: Path) -> None:
@@ -75,6 +85,22 @@ async def _measure(asked: argparse.Namespace, folder: Path) -> None:
         print(f"second turn of {asked.tokens} tokens, {what}: {_shown(times)}")
     print(f"computed / files {median(computed_ms) / median(files_ms):.1f}, same tokens: {loaded == computed}")
     sys.exit(loaded != computed)
+
+
+def _measure_store(folder: Path) -> None:
+    store = PageFileStore(folder / "files", PageLayout("measured", _PAGE_BYTES), 2 * _GIB)
+    page, hashes = os.urandom(_PAGE_BYTES), [os.urandom(HASH_BYTES) for _ in range(_NUM_PAGES)]
+    memory = memoryview(bytearray(_PAGE_BYTES))
+    for what, step in (
+        ("written", lambda page_hash: store.try_put(page_hash, page)),
+        ("read", lambda page_hash: store.try_get(page_hash, memory)),
+    ):
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        if not all(map(step, hashes)):
+            sys.exit(f"not all were {what}")
+        rate = _NUM_PAGES / (time.monotonic() - began_s)
+        cpu_ms = 1000 * (time.process_time() - cpu_s) / _NUM_PAGES
+        print(f"{what}: {rate:.0f} pages/s, {rate * _PAGE_BYTES / 1e9:.2f} GB/s, {cpu_ms:.2f} ms of a processor each")
 
 
 def _turns(chats: Sequence[list[int]], number: int) -> list[list[int]]:
