@@ -68,8 +68,8 @@ class ChartPods(Part):
         return {}
 
     def before_up(self, stack: ComposeStack) -> None:
-        """Init containers; and NATS: a scheduler gives up while its servers elect a leader, and a kubelet starts it again,
-        which Compose takes for a failure."""
+        """Init containers; and NATS: a scheduler gives up while its servers elect a leader. A kubelet would start it
+        again; Compose takes that for a failure."""
         for pod, name in self._pods:
             for container in pod.spec.get("initContainers", []):
                 cache = self._folder / "caches" / name
