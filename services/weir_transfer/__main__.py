@@ -78,7 +78,7 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     address = bind(context.grpc_server, config.pages_listen, config.advertise_host, credentials).address
     certificate = None if own is None else lambda: own.current
     listen, streams_port = config.pages_listen, config.page_streams_port
-    return PagesPort(config.instance, listen, streams_port, address, context.dialer, certificate)
+    return PagesPort(config.instance, listen, address, context.dialer, certificate, streams_port)
 
 
 def _try_open_files(config: TransferConfig, arena: ClaimedArena) -> PageFileStore | None:

@@ -29,10 +29,10 @@ class PagesPort:
 
     instance: str
     listen: str
-    streams_port: int
     address: str
     dialer: Dialer
     certificate: Callable[[], Certificate] | None
+    streams_port: int = 0
 
 
 class PageExchange:

@@ -35,6 +35,7 @@ _VOLUME_MODE = "mode=2777,uid=0,gid=10001"
 """Of an emptyDir in a pod with an fsGroup."""
 _FILE = "compose.json"
 _TIMEOUT_S = 300.0
+_ELECTION_S = 10.0
 
 
 class ChartPods(Part):
@@ -67,7 +68,8 @@ class ChartPods(Part):
         return {}
 
     def before_up(self, stack: ComposeStack) -> None:
-        """Init containers."""
+        """Init containers; and NATS: a scheduler gives up while its servers elect a leader. A kubelet would start it
+        again; Compose takes that for a failure."""
         for pod, name in self._pods:
             for container in pod.spec.get("initContainers", []):
                 cache = self._folder / "caches" / name
@@ -78,6 +80,10 @@ class ChartPods(Part):
                 stack.docker(
                     "run", "--rm", *options, "--volume", f"{cache}:/cache", "weir:local", *container["command"]
                 )
+
+        servers = [name for pod, name in self._pods if pod.component == "nats"]
+        stack.compose("up", "-d", "--wait", *servers, timeout_s=_TIMEOUT_S)
+        time.sleep(_ELECTION_S)
 
     def check(self, stack: ComposeStack) -> Iterator[Seen]:
         if (text := ask_http(stack.ports.http)) != ANSWER:
@@ -136,6 +142,7 @@ def _service(pod: Pod, name: str, objects: Objects, folder: Path) -> dict[str, A
         "image": "weir:local" if pod.component != "nats" else container["image"],
         "pull_policy": "never",
         "hostname": name,
+        "restart": "unless-stopped",
         "user": f"{UID}:{UID}",
         "read_only": True,
         "cap_drop": ["ALL"],

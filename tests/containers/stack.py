@@ -91,8 +91,9 @@ class ComposeStack:
 
     @property
     def command(self) -> str:
-        """As a user would write it, without what is to be done."""
-        return " ".join(["docker compose", *self._files]).replace("--file", "-f")
+        """As a user would write it, without what is to be done; of a file that was made for the run its name alone."""
+        shown = (f"…/{Path(word).name}" if word.startswith("/") else word for word in self._files)
+        return " ".join(["docker compose", *shown]).replace("--file", "-f")
 
     def compose(self, *arguments: str, timeout_s: float) -> str:
         command = ["docker", "compose", *self._files, *arguments]

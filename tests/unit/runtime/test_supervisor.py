@@ -5,20 +5,16 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 from tests.unit.runtime.drive_stack import LineReporter
 from tests.unit.runtime.services import kill_all
 from tests.unit.runtime.stacks import FAST, Driver, FakeProcess, fake_plan, fake_spec, is_alive, wait_until
 
-from weir.core.addresses import LOOPBACK, free_port
 from weir.kv.arena.segment import Segment, segment_path
 from weir.kv.geometry import ArenaGeometry
-from weir.runtime.stack.config import StackConfig
-from weir.runtime.stack.instances import end_instance, serve_probes
+from weir.runtime.stack.instances import end_instance
 from weir.runtime.stack.leftovers import remove_leftovers
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths
 from weir.runtime.stack.processes import is_running
@@ -258,41 +254,6 @@ async def test_a_process_that_not_even_a_kill_ends_keeps_no_other_one_alive(
     async with asyncio.timeout(10):  # a killed process takes a moment to go
         while any(map(is_running, identities_of(state))):  # noqa: ASYNC110 - others' exits have no event
             await asyncio.sleep(0.01)
-
-
-@dataclass(frozen=True)
-class ProbedConfig(StackConfig):
-    @property
-    def probe_address(self) -> tuple[str, int]:
-        return LOOPBACK, self.http_port
-
-
-async def test_probes_of_a_host_say_whether_all_of_its_processes_serve(folder: Path) -> None:
-    paths, reporter = InstancePaths(folder), ReadyReporter()
-    paths.make()
-    supervisor = Supervisor(fake_plan(paths, [fake_spec(paths, "decode-0")]), reporter, os.environ, FAST)
-    config = ProbedConfig(http_port=free_port(), runtime_dir=folder.parent)
-    async with (
-        serve_probes(config, supervisor),
-        httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{config.http_port}") as probe,
-    ):
-
-        async def statuses() -> list[int]:
-            return [(await probe.get(path)).status_code for path in ("/live", "/ready")]
-
-        assert await statuses() == [200, 503]
-        running = asyncio.create_task(supervisor.run())
-        await asyncio.wait_for(reporter.is_ready.wait(), 20)
-        assert await statuses() == [200, 200]
-        [state] = supervisor.states
-        assert state.identity is not None
-        os.kill(state.identity.pid, signal.SIGKILL)
-        async with asyncio.timeout(20):
-            while supervisor.is_serving:  # noqa: ASYNC110 - it has no event
-                await asyncio.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert await asyncio.wait_for(running, 20)
-        assert await statuses() == [200, 503]
 
 
 def test_children_outlive_a_killed_supervisor_and_the_next_start_replaces_them(folder: Path) -> None:
