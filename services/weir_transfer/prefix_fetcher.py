@@ -7,19 +7,22 @@ begin ─> pages reserved, expected ─> offered there ─> pulled ─> cached h
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.bus.messages import MAX_FETCHED, PrefixFetched
 from weir.core.addresses import split_port
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks
 from weir.kv.movers.frames import ID_BYTES
 from weir.kv.movers.pipes import PagePipe
-from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
+from weir.kv.movers.pull import PagePull, PullFailed, PullFigures, PullHello, PullLimits, WantedPage
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
@@ -44,68 +47,81 @@ class PrefixFetcher:
         self._dialer = dialer
         self._connect = connect
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fetched: deque[PrefixFetched] = deque(maxlen=MAX_FETCHED)
+        """That nobody was told of."""
         self._threads = ThreadPoolExecutor(2 * MAX_FETCHES, thread_name_prefix="fetch")
 
-    def begin(self, hashes: Sequence[bytes], address: str) -> None:
+    def begin(self, hashes: Sequence[bytes], address: str, *, is_expected: bool = False) -> None:
         """What of this prefix is neither here nor on its way comes from the arena whose `Pages` are at `address`, if
-        there is room and it is worth it. Matches find it expected from here on."""
+        there is room and it is worth it. Matches find it expected from here on. `is_expected`: it is about to be
+        computed there."""
         if len(self._tasks) >= MAX_FETCHES or len(hashes) - self._remote.num_held(hashes) < LEAST_PAGES:
             return
         reservation = self._remote.try_reserve(hashes)
         if reservation is not None:
-            task = asyncio.create_task(self._fetch(reservation, address), name=f"fetch from {address}")
+            fetch = _Fetch(reservation, address, is_expected, time.monotonic())
+            task = asyncio.create_task(self._fetch(fetch), name=f"fetch from {address}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def take_fetched(self) -> tuple[PrefixFetched, ...]:
+        """How the latest fetches went, each once."""
+        fetched = tuple(self._fetched)
+        self._fetched.clear()
+        return fetched
 
     async def close(self) -> None:
         """Nobody writes into pages of this arena any more when it returns."""
         await end_tasks(self._tasks)
         self._threads.shutdown()
 
-    async def _fetch(self, reservation: Reservation, address: str) -> None:
-        num_pages = 0
-        began_s = time.monotonic()
+    async def _fetch(self, fetch: "_Fetch") -> None:
+        reservation, address, figures = fetch.reservation, fetch.address, PullFigures()
         try:
             async with asyncio.timeout(LONGEST_FETCH_S):
-                num_pages = await self._pull_from(reservation, address)
-            _log.debug("%d pages came from %s in %.0f ms", num_pages, address, 1000 * (time.monotonic() - began_s))
+                figures = await self._pull_from(fetch)
+            _log.debug("%d pages came from %s in %.0f ms", figures.num_pages, address, 1000 * fetch.age_s)
+            self._fetched.append(PrefixFetched(address, figures.num_bytes, figures.busy_s, fetch.round_trip_s))
         except (grpc.aio.AioRpcError, PullFailed, TimeoutError, OSError, ValueError) as error:
+            self._fetched.append(PrefixFetched(address, 0, fetch.age_s, fetch.round_trip_s))
             _log.warning(
                 "a prefix of %d pages does not come from %s: %s", len(reservation.hashes), address, _why(error)
             )
         finally:
-            self._remote.settle(reservation, num_pages)
+            self._remote.settle(reservation, figures.num_pages, figures.busy_s)
 
-    async def _pull_from(self, reservation: Reservation, address: str) -> int:
-        """How many of the first pages are here. Raises AioRpcError, PullFailed, OSError, ValueError; nobody writes into
-        the pages then either."""
+    async def _pull_from(self, fetch: "_Fetch") -> PullFigures:
+        """Of the first pages, which are here then. Raises AioRpcError, PullFailed, OSError, ValueError; nobody writes
+        into the pages then either."""
+        reservation = fetch.reservation
         request = pages_pb2.OfferRequest(
             model_digest=self._segment.model_digest,
             page_bytes=self._segment.geometry.page_bytes,
             page_hashes=b"".join((*reservation.earlier_hashes, *reservation.hashes)),
             num_held_pages=len(reservation.earlier_hashes),
+            is_expected=fetch.is_expected,
         )
-        async with self._dialer.open(address, "transfer") as channel:
+        async with self._dialer.open(fetch.address, "transfer") as channel:
             stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
             call = stub.Offer(request, timeout=LONGEST_FETCH_S)
             try:
-                return await self._pull_offered(reservation, call)
+                return await self._pull_offered(fetch, call)
             finally:
                 call.cancel()
 
-    async def _pull_offered(self, reservation: Reservation, offers: AsyncIterable[pages_pb2.OfferResponse]) -> int:
+    async def _pull_offered(self, fetch: "_Fetch", offers: AsyncIterable[pages_pb2.OfferResponse]) -> PullFigures:
         """Asks for what is offered as it comes."""
         pull, num_pages = None, 0
         loop = asyncio.get_running_loop()
         try:
             async for offered in offers:
-                pull = pull or self._begin_pull(offered)
-                wanted = self._wanted(reservation, num_pages, offered.pages)
+                if pull is None:
+                    pull, fetch.round_trip_s = self._begin_pull(offered), 0.0 if fetch.is_expected else fetch.age_s
+                wanted = self._wanted(fetch.reservation, num_pages, offered.pages)
                 pull.want(wanted)
                 num_pages += len(wanted)
                 if offered.is_last:
-                    await loop.run_in_executor(self._threads, pull.finish)
-                    return num_pages
+                    return await loop.run_in_executor(self._threads, pull.finish)
             raise PullFailed("the offer ended before its last page")
         finally:
             while pull is not None and not await asyncio.shield(loop.run_in_executor(self._threads, pull.cancel)):
@@ -131,6 +147,21 @@ class PrefixFetcher:
             PullLimits(),
             time.monotonic() + LONGEST_FETCH_S,
         )
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """One that is under way. `round_trip_s`: until the first offer; 0: it is not known."""
+
+    reservation: Reservation
+    address: str
+    is_expected: bool
+    began_s: float
+    round_trip_s: float = 0.0
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.began_s
 
 
 def _why(error: BaseException) -> str:

@@ -35,6 +35,7 @@ class RemoteCounters:
     remote_prefixes_total: int = 0
     remote_prefixes_failed_total: int = 0
     remote_pages_received_total: int = 0
+    remote_busy_seconds_total: float = 0.0
     remote_pages_offered_total: int = 0
 
 
@@ -96,9 +97,9 @@ class RemotePrefixes:
         match_id = self._pending.declare(TRANSFER_LEASE, missing)
         return Reservation(match_id, acquired.page_ids, missing, tuple(hashes[:num_held]))
 
-    def settle(self, reservation: Reservation, num_pages: int) -> None:
+    def settle(self, reservation: Reservation, num_pages: int, busy_s: float = 0.0) -> None:
         """The first `num_pages` are here, as they were offered, and cached from now on; the others are not coming, and
-        nobody writes into their pages any more."""
+        nobody writes into their pages any more. `busy_s`: while some were asked for."""
         chain = PageChain(reservation.page_ids, reservation.hashes[:num_pages], reservation.earlier_hashes)
         self._table.release(TRANSFER_LEASE, [chain], [])
         self._num_reserved -= len(reservation.page_ids)
@@ -107,3 +108,4 @@ class RemotePrefixes:
         self.counters.remote_prefixes_total += 1
         self.counters.remote_prefixes_failed_total += num_pages < len(reservation.hashes)
         self.counters.remote_pages_received_total += num_pages
+        self.counters.remote_busy_seconds_total += busy_s

@@ -229,7 +229,8 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     ) -> PrefixMatch:
         """Of a prompt whose prefix another host has more of."""
         with self._tracer.start_as_current_span("fetch_prefix") as span:
-            fetcher.begin(prompt.hashes[: prompt.num_matchable], request.fetch_from)
+            hashes = prompt.hashes[: prompt.num_matchable]
+            fetcher.begin(hashes, request.fetch_from, is_expected=request.fetch_is_expected)
             match = await self._match(request.lease_id, request.attachment, prompt)
             span.set_attribute("weir.prefix_source", request.fetch_from)
             span.set_attribute("weir.num_cached_pages", len(match.page_ids))

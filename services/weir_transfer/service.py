@@ -70,6 +70,8 @@ class TransferService:
         """Has prefixes pass between this host and others; for before `add_to`. Raises OSError."""
         self._exchange = PageExchange(self._arena, self._core.remote, port, self._settled)
         self._servicer.fetch_by(self._exchange.fetcher, port.address)
+        if self._publisher is not None:
+            self._publisher.tell_of_fetches(self._exchange.fetcher.take_fetched)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         arena_pb2_grpc.add_ArenaServicer_to_server(self._servicer, server)

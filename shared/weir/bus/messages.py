@@ -17,6 +17,8 @@ SCHEDULER_HASH_BYTES = 8
 """The scheduler knows pages by the first bytes of their hashes: a false match costs time, never a wrong token."""
 MAX_HASHES = 100_000
 """In one KV event or snapshot: 800 kB, which the bus takes."""
+MAX_FETCHED = 16
+"""In one KV event."""
 
 LEADER_KEY = "leader"
 """Under which the leader's bucket has its LeaderRecord."""
@@ -119,6 +121,15 @@ class Placement:
     """Why there: for the trace."""
     prefix_source: str = ""
     """HOST:PORT of the `Pages` of another host's arena that has more of the prompt's prefix; empty: none."""
+    prefix_worker_id: str = ""
+    """The prefill worker of that host that is to compute the full pages of the prompt; empty: they are there already,
+    or another prompt's."""
+    prefix_worker_address: str = ""
+
+    @property
+    def reading_worker_id(self) -> str:
+        """The worker that computes most of the prompt."""
+        return self.prefix_worker_id or self.prefill_worker_id
 
     @property
     def is_local(self) -> bool:
@@ -298,6 +309,8 @@ class WorkerRecord:
     """Of its transfer service, for who is on the same host; empty: not known."""
     pages_address: str = ""
     """HOST:PORT at which its transfer service offers pages to other hosts; empty: nowhere."""
+    page_bytes: int = 0
+    """Of its model, keys and values of `page_tokens`; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +358,20 @@ class LeaderRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixFetched:
+    """What a fetch from another arena has brought, and how long it took: from what the scheduler learns links."""
+
+    source: str
+    """HOST:PORT of that arena's `Pages`."""
+    num_bytes: int
+    """0: it failed."""
+    busy_s: float
+    """While pages were asked for and not here yet."""
+    round_trip_s: float
+    """Until the first offer came; 0: it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixChanged:
     """A KV event: what came into the cache of an arena and went out of it since the message before.
 
@@ -363,6 +390,8 @@ class PrefixChanged:
     """Cached, after this change; None: more than were reported."""
     added: bytes = b""
     evicted: bytes = b""
+    fetched: tuple[PrefixFetched, ...] = ()
+    """Since the message before; some may be left out."""
 
     def __post_init__(self) -> None:
         if not _ARENA_ID.fullmatch(self.arena_id):  # it is part of a subject

@@ -78,26 +78,41 @@ def test_a_burst_with_one_new_beginning_goes_together() -> None:
     assert len({send(rig, f"r{number}", [*pages, 100 + number]) for number in range(3)}) == 1
 
 
-@pytest.mark.parametrize(("num_pages_there", "is_fetched"), [(40, True), (15, False)])
-def test_what_is_placed_beside_a_long_prefix_gets_it_from_there(num_pages_there: int, is_fetched: bool) -> None:
-    """If it is long enough, and both hosts let pages pass."""
-    hosts = [replace(record, pages_address=f"{record.host_id}:7000") for record in pairs(2)]
-    rig = make_rig(*hosts)
+def exchanging(records: Sequence[WorkerRecord], page_bytes: int = 16 << 10) -> list[WorkerRecord]:
+    """Of hosts that get pages from one another."""
+    return [replace(one, pages_address=f"{one.host_id}:7000", page_bytes=page_bytes) for one in records]
+
+
+def place_beside(rig: Rig, num_pages_there: int) -> str:
+    """Fills host h01, which has the prefix, until a prompt that begins with it goes to h00; returns that one."""
     tell(rig, "h00", [])
     tell(rig, "h01", range(1, num_pages_there + 1))
     pages = range(1, num_pages_there + 1)
-    placed = [send(rig, "cached", pages)]
+    assert send(rig, "cached", pages) == "p01"
     assert rig.placement("cached").prefix_source == "", "it is there already"
-    while placed[-1] == "p01":
-        placed.append(send(rig, f"more{len(placed)}", [*pages, *range(1000 * len(placed), 1000 * len(placed) + 300)]))
-    source = rig.placement(f"more{len(placed) - 1}").prefix_source
-    assert source == ("h01:7000" if is_fetched else "")
-    assert ("more from h01:7000" in rig.placement(f"more{len(placed) - 1}").reason) == is_fetched
+    number = 0
+    while send(rig, f"more{number}", [*pages, *range(1000 * number + 1000, 1000 * number + 1300)]) == "p01":
+        number += 1
+    return f"more{number}"
+
+
+@pytest.mark.parametrize(
+    ("num_pages_there", "page_bytes", "is_fetched"),
+    [(40, 16 << 10, True), (40, 1 << 20, False), (7, 16 << 10, False), (40, 0, False)],
+)
+def test_what_is_placed_beside_a_long_prefix_gets_it_from_there(
+    num_pages_there: int, page_bytes: int, is_fetched: bool
+) -> None:
+    """If it is long enough, and comes sooner than it is computed: 640 tokens are 64 ms, and a link has 1 Gb/s as long
+    as nobody knows better."""
+    rig = make_rig(*exchanging(pairs(2), page_bytes), placing=PlacingLimits(crossing="prefixes"))
+    placed = rig.placement(place_beside(rig, num_pages_there))
+    assert placed.prefix_source == ("h01:7000" if is_fetched else "")
+    assert ("more from h01:7000" in placed.reason) == is_fetched
 
 
 def test_a_host_that_is_drained_gives_its_prefixes_away() -> None:
-    hosts = [replace(record, pages_address=f"{record.host_id}:7000") for record in pairs(2)]
-    rig = make_rig(*(replace(record, is_draining=record.host_id == "h01") for record in hosts))
+    rig = make_rig(*(replace(record, is_draining=record.host_id == "h01") for record in exchanging(pairs(2))))
     tell(rig, "h00", [])
     tell(rig, "h01", range(1, 41))
     assert send(rig, "r", range(1, 41)) == "p00"

@@ -67,12 +67,13 @@ class WantedPage:
 
 @dataclass(slots=True)
 class PullFigures:
-    """`num_bytes`: of pages that came and were as offered."""
+    """`num_bytes`: of pages that came and were as offered. `busy_s`: while some were asked for and not here."""
 
     num_pages: int = 0
     num_bytes: int = 0
     num_wrong: int = 0
     num_breaks: int = 0
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class PagePull:
         self._window = limits.window_pages(page_bytes)
         self._queue: deque[WantedPage] = deque()
         self._num_missing = 0
+        self._busy_since_s = 0.0
         self._is_complete = False
         """Nothing more will be wanted."""
         self._problem: str | None = None
@@ -124,6 +126,8 @@ class PagePull:
     def want(self, pages: Sequence[WantedPage]) -> None:
         """Asks for them as soon as there is room, and never blocks."""
         with self._changed:
+            if not self._num_missing:
+                self._busy_since_s = time.monotonic()
             self._queue.extend(pages)
             self._num_missing += len(pages)
             self._changed.notify_all()
@@ -230,6 +234,8 @@ class PagePull:
                 self._num_missing -= 1
                 self.figures.num_pages += 1
                 self.figures.num_bytes += len(page.memory)
+                if not self._num_missing:
+                    self.figures.busy_s += time.monotonic() - self._busy_since_s
             else:
                 self.figures.num_wrong += 1
                 self._queue.append(replace(page, num_tries=page.num_tries + 1))

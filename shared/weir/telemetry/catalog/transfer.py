@@ -37,6 +37,7 @@ prefix_events_failures_total > weir_arena_prefix_event_failures_total: Changes o
 remote_prefixes_total > weir_arena_remote_prefixes_total: Beginnings of prompts that were to come from other hosts.
 remote_prefixes_failed_total > weir_arena_remote_prefixes_failed_total: Those that did not come, or in part.
 remote_pages_received_total > weir_arena_remote_pages_received_total: Pages that came from other hosts.
+remote_busy_seconds_total > weir_arena_remote_busy_seconds_total: Seconds in which pages of a beginning were asked for.
 remote_pages_offered_total > weir_arena_remote_pages_offered_total: Pages that were offered to other hosts.
 remote_pages_reserved > weir_arena_remote_pages_reserved: Pages that are on their way here.
 remote_pages_pinned > weir_arena_remote_pages_pinned: Pages that are offered to other hosts now.

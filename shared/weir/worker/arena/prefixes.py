@@ -192,4 +192,6 @@ class Prefixes:
 
 
 def _source_of(arrival: Arrival) -> PrefixSource | None:
-    return PrefixSource(arrival.prefix_source, arrival.params.traceparent) if arrival.prefix_source else None
+    if not arrival.prefix_source:
+        return None
+    return PrefixSource(arrival.prefix_source, arrival.params.traceparent, arrival.prefix_is_expected)
