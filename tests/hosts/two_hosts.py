@@ -4,9 +4,9 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ address = "a"
 serve_nats = true
 schedulers = 1
 gateways = 1
+{a}
 [hosts.b]
 address = "b"
+{b}
 """
 PROMPTS = [f"{word} and {number} things that follow from it:" for number in range(3) for word in ("Rain", "Iron", "A")]
 
@@ -42,11 +44,12 @@ class TwoHosts:
     commands: dict[str, list[str]]
     max_num_seqs: int
     """Of a worker."""
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, host: Host) -> "subprocess.Popen[bytes]":
         """Ready when this returns."""
         log = host.disk / "host.log"
-        environ = {"WEIR_MAX_NUM_SEQS": str(self.max_num_seqs)}
+        environ = {"WEIR_MAX_NUM_SEQS": str(self.max_num_seqs), **self.environ}
         process = host.start([*WEIR, *self.commands[host.name][1:], *_ARENA, *RUNTIME], log=log, env=environ)
         said = log.stat().st_size if log.exists() else 0
 
@@ -89,18 +92,30 @@ class TwoHosts:
 
 
 @contextmanager
-def open_two_hosts(folder: Path, max_num_seqs: int) -> Iterator[TwoHosts]:
-    """Host `a` runs. `max_num_seqs`: of a worker."""
-    (folder / "hosts.toml").write_text(_FILE)
+def open_two_hosts(
+    folder: Path,
+    max_num_seqs: int,
+    *flags: str,
+    a_has: str = "",
+    b_has: str = "",
+    rate_mbit: float = 0.0,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[TwoHosts]:
+    """Host `a` runs. `max_num_seqs`: of a worker. `flags`: of `weir up`; `a_has`, `b_has`: lines of the hosts' file.
+    `rate_mbit`: of the hosts' links; 0: what the machine can do. `environ`: of all processes."""
+    (folder / "hosts.toml").write_text(_FILE.format(a=a_has, b=b_has))
     with Lab(folder) as lab:
         a, b = (lab.host(name, shm_bytes=_SHM_BYTES) for name in ("a", "b"))
+        for host in (a, b) if rate_mbit else ():
+            host.shape(rate_mbit)
         made = [*WEIR, "up", "--hosts", str(folder / "hosts.toml"), "--out", str(folder / "made"), "--grace-s", "3"]
+        made += flags
         printed = subprocess.run(made, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
         commands = {}
         for host, line in zip((a, b), printed[1::2], strict=True):
             (folder / "made" / host.name).rename(host.disk / "credentials")
             own = line.replace(str(folder / "made" / host.name), str(host.disk / "credentials"))
             commands[host.name] = shlex.split(own)
-        two = TwoHosts(a, b, commands, max_num_seqs)
+        two = TwoHosts(a, b, commands, max_num_seqs, environ or {})
         two.start(a)
         yield two

@@ -43,7 +43,7 @@ class CrossingRouter:
     ) -> Option | None:
         """None: it cannot be, or too little would cross. `is_choice`: the request could be placed on one host."""
         worker, limits, submit = sender.worker, self._limits, prompt.submit
-        if worker.arena.arena_id == receiver.arena.arena_id or not can_cross(prompt.num_pages, worker, receiver):
+        if not self.can_cross(prompt.num_pages, worker, receiver):
             return None
         num_tokens = prompt.num_pages * PAGE_TOKENS
         num_missing = num_tokens - prompt.reported.num_tokens(receiver.arena.arena_id)
@@ -74,6 +74,15 @@ class CrossingRouter:
             crossing=Crossing(worker.record.pages_address, prompt.num_pages),
         )
 
+    def can_cross(self, num_pages: int, sender: WorkerState, receiver: WorkerState) -> bool:
+        """Whether so many pages could be computed and sent in time, and be in both arenas, if nothing else were."""
+        if sender.arena.arena_id == receiver.arena.arena_id:
+            return False
+        if sender.record.page_bytes != receiver.record.page_bytes or not sender.record.page_bytes:
+            return False
+        least = min(sender.arena.num_pages, receiver.arena.num_pages)
+        return 0 < num_pages <= MAX_SHARE * least and sender.prefill_ms(num_pages * PAGE_TOKENS, 0) < LONGEST_FETCH_MS
+
     def _exposed_ms(
         self,
         num_missing: int,
@@ -92,16 +101,8 @@ class CrossingRouter:
         return link.exposed_ms(num_missing * token_bytes, num_last * token_bytes, later_ms)
 
 
-def can_cross(num_pages: int, sender: WorkerState, receiver: WorkerState) -> bool:
-    """Whether so many pages may be on their way in both arenas, if nothing else were."""
-    if sender.record.page_bytes != receiver.record.page_bytes or not sender.record.page_bytes:
-        return False
-    least = min(sender.arena.num_pages, receiver.arena.num_pages)
-    return 0 < num_pages <= MAX_SHARE * least
-
-
 def has_room(num_pages: int, sender: WorkerState, receiver: WorkerState) -> bool:
-    """As `can_cross`, beside what is on its way now and what else is charged to the sender's arena."""
+    """Whether so many pages may be on their way beside those that are, and what is charged to the sender's arena."""
     leaving, arriving = sender.arena.num_leaving_pages + num_pages, receiver.arena.num_arriving_pages + num_pages
     if leaving > MAX_SHARE * sender.arena.num_pages or arriving > MAX_SHARE * receiver.arena.num_pages:
         return False

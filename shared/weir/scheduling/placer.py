@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from weir.bus.messages import MAX_FETCHED, Placement, PrefixChanged, Submit
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.scheduling.crossing import CrossingPrompt, CrossingRouter, can_cross, has_room
+from weir.scheduling.crossing import CrossingPrompt, CrossingRouter, has_room
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.links import LinkCost, LinkRates
 from weir.scheduling.memory_fit import LaneShares, make_memory_fit
@@ -289,7 +289,7 @@ class Placer:
         num_pages = min(len(prompt.hashes), (submit.num_prompt_tokens - 1) // PAGE_TOKENS)
         if num_pages * PAGE_TOKENS - num_cached < LEAST_FETCHED_TOKENS:
             return True
-        return not any(can_cross(num_pages, sender.worker, candidate.worker) for sender in pool.senders)
+        return not any(self._crossing.can_cross(num_pages, sender.worker, candidate.worker) for sender in pool.senders)
 
     def _fullness(self, request: ScheduledRequest, load: PrefillLoad, num_uncached: int) -> tuple[bool, int]:
         """Whether a worker has as many prompts, or tokens of them, as it may have; and how many count."""

@@ -1,6 +1,7 @@
 """Runs a workload on a simulated system, from the first arrival until every request has ended."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits import CoreLimits
@@ -49,7 +50,7 @@ def simulate(
 
     def run(*, is_roomy: bool) -> SimResult:
         # The core places nothing while it gathers; arrivals begin after that.
-        core_limits = limits or CoreLimits()
+        core_limits = _with_link(limits or CoreLimits(), spec)
         timeline = Timeline(start_ns=ns_of_s(core_limits.gather_s + 1.0))
         shares = core_limits.step_shares
         engines = EngineMaker(spec, policy, timeline, fast_forward=fast_forward, is_roomy=is_roomy, step_shares=shares)
@@ -59,6 +60,15 @@ def simulate(
         return run(is_roomy=True)
     except MemoryIsTight:
         return run(is_roomy=False)
+
+
+def _with_link(limits: CoreLimits, spec: SystemSpec) -> CoreLimits:
+    """The scheduler takes links to be as they are: what it would have measured by and by."""
+    if spec.host_link is None:
+        return limits
+    link_mbit_s, round_trip_ms = 8000 * spec.host_link.gbytes_per_s, 2 * spec.host_link.latency_ms
+    placing = replace(limits.placing, link_mbit_s=link_mbit_s, link_round_trip_ms=round_trip_ms)
+    return replace(limits, placing=placing)
 
 
 class _Run:
@@ -82,7 +92,8 @@ class _Run:
         self._progress: tuple[int, int] = (0, 0)
         self._progressed_at_s = 0.0
         profile = spec.pools[0].profile
-        keeps_prefixes = spec.keeps_prefixes and any(request.prefix_blocks for request in workload.requests)
+        has_blocks = any(request.prefix_blocks for request in workload.requests)
+        keeps_prefixes = spec.host_link is not None or (spec.keeps_prefixes and has_blocks)
         self._scheduler = SimScheduler(
             limits,
             engines.policy.make(),
@@ -97,6 +108,7 @@ class _Run:
             timeline,
             self._scheduler,
             keeps_prefixes=keeps_prefixes,
+            hashes_whole=spec.host_link is not None,
             start=lambda state: self._fleet.start(state),  # noqa: PLW0108
             cancel=lambda state: self._fleet.cancel(state),  # noqa: PLW0108
         )
