@@ -18,9 +18,9 @@ from weir.bus.messages import (
     SCHEDULER_HASH_BYTES,
     AskPrefixes,
     PrefixChanged,
-    PrefixFetched,
     PrefixSnapshot,
 )
+from weir.bus.prefix_fetched import PrefixFetched
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock

@@ -16,7 +16,7 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.bus.messages import MAX_FETCHED, PrefixFetched
+from weir.bus.prefix_fetched import MAX_FETCHED, PrefixFetched
 from weir.core.addresses import split_port
 from weir.core.life import Attempt
 from weir.core.tasks import end_tasks

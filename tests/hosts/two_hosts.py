@@ -45,12 +45,13 @@ class TwoHosts:
     max_num_seqs: int
     """Of a worker."""
     environ: Mapping[str, str] = field(default_factory=dict)
+    sizes: Sequence[str] = _ARENA
 
     def start(self, host: Host) -> "subprocess.Popen[bytes]":
         """Ready when this returns."""
         log = host.disk / "host.log"
         environ = {"WEIR_MAX_NUM_SEQS": str(self.max_num_seqs), **self.environ}
-        process = host.start([*WEIR, *self.commands[host.name][1:], *_ARENA, *RUNTIME], log=log, env=environ)
+        process = host.start([*WEIR, *self.commands[host.name][1:], *self.sizes, *RUNTIME], log=log, env=environ)
         said = log.stat().st_size if log.exists() else 0
 
         def is_ready() -> bool:
@@ -100,12 +101,15 @@ def open_two_hosts(
     b_has: str = "",
     rate_mbit: float = 0.0,
     environ: Mapping[str, str] | None = None,
+    sizes: Sequence[str] = _ARENA,
+    shm_bytes: int = _SHM_BYTES,
 ) -> Iterator[TwoHosts]:
     """Host `a` runs. `max_num_seqs`: of a worker. `flags`: of `weir up`; `a_has`, `b_has`: lines of the hosts' file.
-    `rate_mbit`: of the hosts' links; 0: what the machine can do. `environ`: of all processes."""
+    `rate_mbit`: of the hosts' links; 0: what the machine can do. `environ`: of all processes; `sizes`: flags
+    of `weir host`."""
     (folder / "hosts.toml").write_text(_FILE.format(a=a_has, b=b_has))
     with Lab(folder) as lab:
-        a, b = (lab.host(name, shm_bytes=_SHM_BYTES) for name in ("a", "b"))
+        a, b = (lab.host(name, shm_bytes=shm_bytes) for name in ("a", "b"))
         for host in (a, b) if rate_mbit else ():
             host.shape(rate_mbit)
         made = [*WEIR, "up", "--hosts", str(folder / "hosts.toml"), "--out", str(folder / "made"), "--grace-s", "3"]
@@ -116,6 +120,6 @@ def open_two_hosts(
             (folder / "made" / host.name).rename(host.disk / "credentials")
             own = line.replace(str(folder / "made" / host.name), str(host.disk / "credentials"))
             commands[host.name] = shlex.split(own)
-        two = TwoHosts(a, b, commands, max_num_seqs, environ or {})
+        two = TwoHosts(a, b, commands, max_num_seqs, environ or {}, sizes)
         two.start(a)
         yield two

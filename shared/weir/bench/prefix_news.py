@@ -4,7 +4,8 @@ import random
 from array import array
 from collections import OrderedDict
 
-from weir.bus.messages import MAX_HASHES, PrefixChanged, PrefixFetched
+from weir.bus.messages import MAX_HASHES, PrefixChanged
+from weir.bus.prefix_fetched import PrefixFetched
 from weir.kv.geometry import PAGE_TOKENS
 
 _NUM_BEGINNINGS = 256

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from weir.bus.prefix_fetched import PrefixFetched
 from weir.bus.queue_report import QuotaLevel
 from weir.core.cost import StepCost
 from weir.core.life import NO_PREFERENCE, SchedulingParams
@@ -17,8 +18,6 @@ SCHEDULER_HASH_BYTES = 8
 """The scheduler knows pages by the first bytes of their hashes: a false match costs time, never a wrong token."""
 MAX_HASHES = 100_000
 """In one KV event or snapshot: 800 kB, which the bus takes."""
-MAX_FETCHED = 16
-"""In one KV event."""
 
 LEADER_KEY = "leader"
 """Under which the leader's bucket has its LeaderRecord."""
@@ -355,20 +354,6 @@ class LeaderRecord:
     """The leader left in order: the next one need not wait."""
     address: str = ""
     """HOST:PORT of its gRPC server; empty: not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixFetched:
-    """What a fetch from another arena has brought, and how long it took: from what the scheduler learns links."""
-
-    source: str
-    """HOST:PORT of that arena's `Pages`."""
-    num_bytes: int
-    """0: it failed."""
-    busy_s: float
-    """While pages were asked for and not here yet."""
-    round_trip_s: float
-    """Until the first offer came; 0: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Where a request runs: where its first token is estimated to come soonest, and a decode worker that keeps its pace.
 
-Least cost (`weir.scheduling.router`), not longest prefix: when all prompts begin alike, the longest prefix sends all of
+Least cost (`weir.scheduling.routing.router`), not longest prefix: when all prompts begin alike, the longest prefix sends all of
 them to one worker. The rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). In large pools
 two workers are sampled and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those that have the
 longest prefix. Three other rules are there to measure it against.
@@ -12,18 +12,19 @@ from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from weir.bus.messages import MAX_FETCHED, Placement, PrefixChanged, Submit
+from weir.bus.messages import Placement, PrefixChanged, Submit
+from weir.bus.prefix_fetched import MAX_FETCHED
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
-from weir.scheduling.crossing import CrossingPrompt, CrossingRouter, has_room
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.links import LinkCost, LinkRates
 from weir.scheduling.memory_fit import LaneShares, make_memory_fit
 from weir.scheduling.pools import ArenaLoad, OpenSlots, Pool, PrefillCandidate, WorkerPools, WorkerState
-from weir.scheduling.prefix_sources import LEAST_FETCHED_TOKENS, PromptSources
 from weir.scheduling.prefix_view import Hashes, PrefixDepths, PrefixView, hashes_from
 from weir.scheduling.request import PlacementPlan, ScheduledRequest
 from weir.scheduling.reservations import PrefillLoad, Reservations
-from weir.scheduling.router import Option, Router
+from weir.scheduling.routing.crossing import CrossingPrompt, CrossingRouter, has_room
+from weir.scheduling.routing.links import LinkCost, LinkRates
+from weir.scheduling.routing.router import Option, Router
+from weir.scheduling.routing.sources import LEAST_FETCHED_TOKENS, PromptSources
 from weir.scheduling.workers import Workers
 
 _NUM_SAMPLED = 2
@@ -247,9 +248,12 @@ class Placer:
         return options
 
     def _may_gain_by_crossing(self, options: Sequence[Option]) -> bool:
-        """On one host the pages of a prompt do not move: only its wait can be shorter elsewhere."""
+        """On one host the pages of a prompt do not move: its wait can be shorter elsewhere, or the decoding quicker."""
         best = next((option for option in options if not option.is_full), None)
-        return best is None or best.queue_ms > self._limits.placing.link_round_trip_ms or best.candidate.is_local
+        if best is None or best.candidate.is_local or best.queue_ms > self._limits.placing.link_round_trip_ms:
+            return True
+        decode = best.decode_workers[0]
+        return 2 * len(decode.decode.priorities) > decode.max_num_seqs
 
     def _crossings(
         self, request: ScheduledRequest, pool: Pool, prompt: _Prompt, now_s: float, *, is_choice: bool

@@ -266,6 +266,8 @@ class WorkerPools:
         local: list[PrefillCandidate] = []
         prefill: list[WorkerState] = []
         for host in hosts:
+            if not (self._crosses_hosts or host.prefill or any(one.serves_locally for one in host.decode)):
+                continue
             decode = tuple(self._worker_state(host, record) for record in host.decode)
             decode_ids = frozenset(worker.worker_id for worker in decode)
             own = [self._worker_state(host, record) for record in host.prefill]

@@ -37,12 +37,17 @@ class Incoming:
         return self.all_hashes[self.num_here :]
 
 
-def order_of(state: SimRequestState, placement: Placement, incoming: Incoming) -> SimRequestState:
+def order_of(
+    state: SimRequestState,
+    placement: Placement,
+    hashes: tuple[bytes, ...],
+    on_computed: Callable[[int, bool], None],
+) -> SimRequestState:
     """What the worker of another host computes of a request: its full pages, under an id of its own."""
     request = replace(
         state.request,
         request_id=f"{state.request.request_id}~",
-        num_prompt_tokens=len(incoming.all_hashes) * PAGE_TOKENS,
+        num_prompt_tokens=len(hashes) * PAGE_TOKENS,
         num_output_tokens=1,
         max_tokens=1,
         deadline_s=0.0,
@@ -50,7 +55,7 @@ def order_of(state: SimRequestState, placement: Placement, incoming: Incoming) -
     outcome = RequestOutcome(request.request_id, request.arrival_s, request.lane, request.tenant, 0)
     worker_id = placement.prefix_worker_id
     at_sender = replace(placement, prefill_worker_id=worker_id, decode_worker_id=worker_id)
-    return SimRequestState(request, outcome, incoming.all_hashes, None, at_sender, incoming=incoming)
+    return SimRequestState(request, outcome, hashes, None, at_sender, on_computed=on_computed)
 
 
 class SimExchange:
@@ -84,21 +89,23 @@ class SimExchange:
         self._num_prefixes += 1
         return Incoming(source, host_id, memory, tuple(hashes), num_here, page_ids, on_over)
 
-    def send(self, incoming: Incoming, num_pages: int) -> None:
-        """The source has the first `num_pages` of the prefix by now."""
+    def send(self, incoming: Incoming, num_pages: int, is_last: bool) -> None:
+        """The source has the first `num_pages` of the prefix by now. `is_last`: no more will come, and what was sent is
+        cached as soon as it is there."""
         num_new = min(num_pages, len(incoming.all_hashes)) - incoming.num_here - incoming.num_sent
-        if incoming.is_over or num_new <= 0:
+        if incoming.is_over:
             return
+        if num_new > 0:
+            self._transfer(incoming, num_new)
+        if is_last:
+            incoming.is_over = True
+            self._timeline.at(max(incoming.arrives_ns, self._timeline.now_ns), lambda: self._settle(incoming))
+
+    def _transfer(self, incoming: Incoming, num_new: int) -> None:
         ends = incoming.source, incoming.host_id
         link = self._links.setdefault(ends, TransferLink(self._link_spec, self._token_bytes))
         incoming.num_sent += num_new
         incoming.arrives_ns = link.transfer(self._timeline.now_ns, 0, 1, num_new * PAGE_TOKENS)
-
-    def finish(self, incoming: Incoming) -> None:
-        """No more is sent: what was is cached as soon as it is there."""
-        if not incoming.is_over:
-            incoming.is_over = True
-            self._timeline.at(max(incoming.arrives_ns, self._timeline.now_ns), lambda: self._settle(incoming))
 
     def _settle(self, incoming: Incoming) -> None:
         self._num_failed += incoming.num_sent < len(incoming.hashes)

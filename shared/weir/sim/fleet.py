@@ -109,25 +109,17 @@ class Fleet:
             return False
         memory = self._memories[source]
         assert isinstance(memory, PrefixMemory), "hosts keep prefixes"
-        self._exchange.send(incoming, memory.num_cached(hashes))
-        sender = self._workers.get(placement.prefix_worker_id)
+        exchange, sender = self._exchange, self._workers.get(placement.prefix_worker_id)
+        exchange.send(incoming, memory.num_cached(hashes), sender is None)
         if sender is None:
-            self._exchange.finish(incoming)
             return True
-        order = order_of(state, placement, incoming)
+        order = order_of(state, placement, hashes, lambda num, is_last: exchange.send(incoming, num, is_last))
         self._gateway.states[order.request.request_id] = state.order = order
         pages = sender.memory.match(sender.index, order.hashes[:-1])
         order.num_sealed_pages = len(pages)
         arrival = SimArrival(order, page_ids=pages)
         sender.post(lambda engine: engine.add(arrival))
         return True
-
-    def _end_order(self, order: SimRequestState) -> None:
-        """What it computed for another host is there now, or will never be."""
-        assert self._exchange is not None, "only hosts exchange prefixes"
-        assert order.incoming is not None, "orders are for another host"
-        order.is_over = True
-        self._exchange.finish(order.incoming)
 
     def cancel(self, state: SimRequestState) -> None:
         """The request is not wanted any more."""
@@ -139,7 +131,7 @@ class Fleet:
                 worker.post(lambda engine: engine.cancel(state))
         order = state.order
         if order is not None and not order.is_over:
-            self._end_order(order)
+            _end_order(order)
             sender = self._workers.get(placement.prefix_worker_id)
             if sender is not None:
                 sender.post(lambda engine: engine.cancel(order))
@@ -149,14 +141,14 @@ class Fleet:
         for event in events:
             if event.__class__ is TokenSampled:  # nearly all are
                 state = states[event.key.request_id]
-                if state.incoming is None:
+                if state.on_computed is None:
                     on_token(state, is_last=event.index + 1 == state.num_true_tokens)
                 else:  # its last chunk may be reported behind it
-                    self._timeline.after(0, lambda order=state: self._end_order(order))  # type: ignore[misc]
+                    self._timeline.after(0, lambda order=state: _end_order(order))  # type: ignore[misc]
                 continue
             match event:
                 case ChunkComputed() if states[event.key.request_id].hashes:
-                    self._seal(worker, states[event.key.request_id], event)
+                    _seal(worker, states[event.key.request_id], event)
                 case HandOffReady():
                     self._hand_over(worker, event)
                 case SequenceEnded(key, _, failure) if failure is not None:
@@ -260,19 +252,10 @@ class Fleet:
         self._fail(state, "worker_lost")
 
     def _fail(self, state: SimRequestState, reason: str) -> None:
-        if state.incoming is None:
+        if state.on_computed is None:
             self._gateway.on_failure(state, reason)
         else:
-            self._end_order(state)
-
-    def _seal(self, worker: SimWorker, state: SimRequestState, chunk: ChunkComputed) -> None:
-        """As `weir.worker.arena.prefixes` does it after each chunk: others may go on from here."""
-        first, end = state.num_sealed_pages, min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(state.hashes))
-        if end > first:
-            state.num_sealed_pages = end
-            worker.memory.seal(worker.index, chunk.page_ids[first:end], state.hashes[first:end])
-            if state.incoming is not None and self._exchange is not None:
-                self._exchange.send(state.incoming, end)
+            _end_order(state)
 
     def _plan_failure(self, failure: FailureSpec) -> None:
         start_ns = self._timeline.start_ns
@@ -298,6 +281,23 @@ class Fleet:
                 )
                 if is_there:
                     self._lose(state)
+
+
+def _seal(worker: SimWorker, state: SimRequestState, chunk: ChunkComputed) -> None:
+    """As `weir.worker.arena.prefixes` does it after each chunk: others may go on from here."""
+    first, end = state.num_sealed_pages, min((chunk.start + chunk.num_tokens) // PAGE_TOKENS, len(state.hashes))
+    if end > first:
+        state.num_sealed_pages = end
+        worker.memory.seal(worker.index, chunk.page_ids[first:end], state.hashes[first:end])
+        if state.on_computed is not None:
+            state.on_computed(end, False)
+
+
+def _end_order(order: SimRequestState) -> None:
+    """What it computed for another host is there now, or will never be."""
+    order.is_over = True
+    if order.on_computed is not None:
+        order.on_computed(0, True)
 
 
 class SimPrefixEvents:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from weir.bus.messages import Placement
 from weir.core.life import Attempt
@@ -12,9 +11,6 @@ from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.records.record import SequenceParams
 from weir.sim.results.metrics import RequestOutcome
 from weir.sim.workloads.workload import SimRequest
-
-if TYPE_CHECKING:
-    from weir.sim.exchange import Incoming
 
 GATEWAY_ID = "gateway-0-00000000"
 TOKEN = 0
@@ -43,8 +39,8 @@ class SimRequestState:
     """Of its prompt, at the worker that prefills it: others can use them already."""
     order: "SimRequestState | None" = None
     """Its full pages, as a worker of another host computes them."""
-    incoming: "Incoming | None" = None
-    """Of an order: what crosses as it is computed."""
+    on_computed: Callable[[int, bool], None] | None = None
+    """Of an order: told how many first pages are computed, and whether no more will be."""
     num_true_tokens: int = field(init=False)
     """Of its answer."""
 

@@ -9,6 +9,7 @@ from weir.sim.engines.make import EngineMaker
 from weir.sim.fleet import Fleet
 from weir.sim.gateway import SimGateway
 from weir.sim.memory import MemoryIsTight
+from weir.sim.request_state import PromptHashes
 from weir.sim.results.metrics import SimResult
 from weir.sim.scheduler import SimScheduler
 from weir.sim.spec import SystemSpec
@@ -107,8 +108,7 @@ class _Run:
             profile,
             timeline,
             self._scheduler,
-            keeps_prefixes=keeps_prefixes,
-            hashes_whole=spec.host_link is not None,
+            hashes=PromptHashes(workload.block_tokens, is_whole=spec.host_link is not None) if keeps_prefixes else None,
             start=lambda state: self._fleet.start(state),  # noqa: PLW0108
             cancel=lambda state: self._fleet.cancel(state),  # noqa: PLW0108
         )

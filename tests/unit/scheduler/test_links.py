@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.bus.messages import PrefixFetched
-from weir.scheduling.links import LinkCost, LinkRates
+from weir.bus.prefix_fetched import PrefixFetched
+from weir.scheduling.routing.links import LinkCost, LinkRates
 
 PRIOR = LinkCost.of_rate(1000, 10.0)
 MEGABYTE = 1_000_000
@@ -63,7 +63,7 @@ def test_what_crosses_while_it_is_computed_is_exposed_by_its_last_chunk_at_least
 
 
 def test_links_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.scheduling.links._MAX_LINKS", 3)
+    monkeypatch.setattr("weir.scheduling.routing.links._MAX_LINKS", 3)
     rates = LinkRates(PRIOR)
     for number in range(9):
         rates.learn(f"b{number}", [fetched(MEGABYTE, 1.0)], 0.0)

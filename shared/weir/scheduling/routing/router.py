@@ -12,7 +12,7 @@ from typing import NamedTuple
 from weir.bus.messages import Submit
 from weir.scheduling.limits import PlacingLimits
 from weir.scheduling.pools import PrefillCandidate, WorkerState
-from weir.scheduling.prefix_sources import Fetch
+from weir.scheduling.routing.sources import Fetch
 
 
 class Crossing(NamedTuple):

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from weir.bus.messages import Submit
 from weir.kv.geometry import PAGE_TOKENS
 from weir.scheduling.limits import PlacingLimits
-from weir.scheduling.links import LinkRates
 from weir.scheduling.pools import PrefillCandidate, WorkerState
-from weir.scheduling.prefix_sources import LEAST_FETCHED_TOKENS, LONGEST_FETCH_MS, MAX_SHARE
 from weir.scheduling.prefix_view import Hashes, PrefixDepths
-from weir.scheduling.router import Crossing, Option
+from weir.scheduling.routing.links import LinkRates
+from weir.scheduling.routing.router import Crossing, Option
+from weir.scheduling.routing.sources import LEAST_FETCHED_TOKENS, LONGEST_FETCH_MS, MAX_SHARE
 
 
 class CrossingPrompt(NamedTuple):
@@ -92,13 +92,15 @@ class CrossingRouter:
         receiver: WorkerState,
         now_s: float,
     ) -> float:
-        """Of the transfer, once the sender has computed `num_uncached` tokens in `prefill_ms`."""
+        """Of the transfer, behind what the receiver waits for already, once the sender has computed `num_uncached`
+        tokens in `prefill_ms`."""
         link = self._links.cost(worker.record.pages_address, receiver.arena.arena_id, now_s)
         token_bytes = worker.record.page_bytes / PAGE_TOKENS
         num_first = min(worker.step_tokens, num_uncached)
         later_ms = prefill_ms * (1 - num_first / num_uncached) if num_uncached else 0.0
         num_last = min(num_first, num_missing)
-        return link.exposed_ms(num_missing * token_bytes, num_last * token_bytes, later_ms)
+        on_its_way = receiver.arena.num_arriving_pages * worker.record.page_bytes
+        return link.exposed_ms(on_its_way + num_missing * token_bytes, num_last * token_bytes, later_ms)
 
 
 def has_room(num_pages: int, sender: WorkerState, receiver: WorkerState) -> bool:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from weir.kv.geometry import PAGE_TOKENS
-from weir.scheduling.links import LinkRates
 from weir.scheduling.pools import WorkerState
 from weir.scheduling.prefix_view import Hashes, PrefixDepths, PrefixView
+from weir.scheduling.routing.links import LinkRates
 
 LEAST_FETCHED_TOKENS = 128
 """Services ask for no fewer (`weir_transfer.prefix_fetcher.LEAST_PAGES`)."""
