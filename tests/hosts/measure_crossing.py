@@ -72,10 +72,13 @@ def _measure(two: TwoHosts, num_tokens: int, num_rounds: int) -> None:
         found["on one host"].append(_first_token_ms(two.a, here))
         _drain(two, "--host", "b", "--undo")
         _drain(two, "decode-0")
-        before_s, pages_before = _transfer_cpu_s(), _pages_here(two)
+        pages_before = _pages_here(two)
+        before_s, began_s = _transfer_cpu_s(), time.monotonic()
         found["crossing"].append(_first_token_ms(two.a, crossing))
         found["brought"].append(_first_token_ms(two.a, here))
-        cpu_s += _transfer_cpu_s() - before_s
+        busy_s, wall_s, before_s = _transfer_cpu_s() - before_s, time.monotonic() - began_s, _transfer_cpu_s()
+        time.sleep(wall_s)
+        cpu_s += busy_s - (_transfer_cpu_s() - before_s)  # what they need when nothing crosses
         num_bytes += (_pages_here(two) - pages_before) * (360 << 10)
         found["cached"].append(_first_token_ms(two.a, here))
         _drain(two, "decode-0", "--undo")

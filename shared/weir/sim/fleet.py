@@ -90,7 +90,8 @@ class Fleet:
             return
         # At least the last token is computed, for its logits.
         pages = worker.memory.match(worker.index, state.hashes[: (state.request.num_prompt_tokens - 1) // PAGE_TOKENS])
-        state.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
+        if state.order is None:
+            state.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
         state.num_sealed_pages = len(pages)
         arrival = SimArrival(state, page_ids=pages)
         worker.post(lambda engine: engine.add(arrival))
@@ -117,6 +118,7 @@ class Fleet:
         self._gateway.states[order.request.request_id] = state.order = order
         pages = sender.memory.match(sender.index, order.hashes[:-1])
         order.num_sealed_pages = len(pages)
+        state.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
         arrival = SimArrival(order, page_ids=pages)
         sender.post(lambda engine: engine.add(arrival))
         return True
