@@ -175,7 +175,7 @@ class Placer:
     ) -> PlacementPlan | None:
         options = self._options(request, candidates, pool, prompt, now_s, is_sample=is_sample)
         options.sort(key=_FIRST)
-        if prompt.sources is not None and pool.senders and self._may_gain_by_crossing(options):
+        if prompt.sources is not None and pool.senders and self._may_gain_by_crossing(options, pool):
             options += self._crossings(request, pool, prompt, now_s, is_choice=bool(options))
             options.sort(key=_FIRST)
         if all(option.is_full for option in options):
@@ -247,13 +247,15 @@ class Placer:
                 options.append(option)
         return options
 
-    def _may_gain_by_crossing(self, options: Sequence[Option]) -> bool:
-        """On one host the pages of a prompt do not move: its wait can be shorter elsewhere, or the decoding quicker."""
+    def _may_gain_by_crossing(self, options: Sequence[Option], pool: Pool) -> bool:
+        """On one host the pages of a prompt do not move: its wait can be shorter elsewhere, or the decoding quicker.
+        Where there are many hosts another one is as good."""
         best = next((option for option in options if not option.is_full), None)
         if best is None or best.candidate.is_local or best.queue_ms > self._limits.placing.link_round_trip_ms:
             return True
         decode = best.decode_workers[0]
-        return 2 * len(decode.decode.priorities) > decode.max_num_seqs
+        is_large = pool.num_choices > self._limits.placing.small_pool
+        return not is_large and 2 * len(decode.decode.priorities) > decode.max_num_seqs
 
     def _crossings(
         self, request: ScheduledRequest, pool: Pool, prompt: _Prompt, now_s: float, *, is_choice: bool

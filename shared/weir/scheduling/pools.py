@@ -235,7 +235,7 @@ class WorkerPools:
     """One `Pool` for each model and worker group, under one `slot_overcommit` of the limits."""
 
     def __init__(
-        self, workers: Workers, reservations: Reservations, slot_overcommit: float, *, crosses_hosts: bool
+        self, workers: Workers, reservations: Reservations, slot_overcommit: float, *, crosses_hosts: bool = False
     ) -> None:
         """`crosses_hosts`: one host may compute a prompt for another."""
         self._workers = workers

@@ -33,40 +33,59 @@ def hashes_from(packed: bytes) -> Hashes:
 
 
 class PrefixDepths:
-    """How much of one prompt each arena has."""
+    """How much of one prompt each arena has, looked up as it is asked for, each page once; for one decision.
 
-    __slots__ = ("_steps", "_view")
+    A page that is somewhere has those before it there, so half of what is left is looked at each time.
+    """
 
-    def __init__(self, view: "PrefixView", steps: Sequence[tuple[int, int]]) -> None:
-        """`steps`: (pages, bits of the arenas that have at least as many), more pages with each."""
+    __slots__ = ("_bits", "_hashes", "_sources", "_view")
+
+    def __init__(self, view: "PrefixView", hashes: Hashes, sources: Sequence[Mapping[int, int]]) -> None:
+        """`sources`: bits of arenas, by hash."""
         self._view = view
-        self._steps = steps
+        self._hashes = hashes
+        self._sources = sources
+        self._bits: dict[int, int] = {}
+        """Of all sources, by the page's place in the prompt."""
 
     def num_tokens(self, arena_id: str) -> int:
         """The longest prefix that is there."""
-        if self._steps:
-            bit = self._view.bit_of(arena_id)
-            for num_pages, bits in reversed(self._steps):
-                if bits & bit:
-                    return num_pages * PAGE_TOKENS
-        return 0
+        return self._deepest(self._view.bit_of(arena_id))[0] * PAGE_TOKENS if self._hashes else 0
 
     def most_tokens(self, arena_ids: frozenset[str]) -> int:
         """That one of them has."""
-        return self._deepest(arena_ids)[0] * PAGE_TOKENS
+        return self._deepest(self._view.bits_of(arena_ids))[0] * PAGE_TOKENS if self._hashes else 0
 
     def deepest(self, arena_ids: frozenset[str], max_ids: int = _MAX_ARENAS) -> tuple[int, tuple[str, ...]]:
         """(tokens, some of those that have as many), the most that one of them has; none if nobody has any of it."""
-        num_pages, bits = self._deepest(arena_ids)
+        if not self._hashes:
+            return 0, ()
+        num_pages, bits = self._deepest(self._view.bits_of(arena_ids))
         return num_pages * PAGE_TOKENS, tuple(islice(self._view.ids_of(bits), max_ids))
 
-    def _deepest(self, arena_ids: frozenset[str]) -> tuple[int, int]:
-        if self._steps:
-            among = self._view.bits_of(arena_ids)
-            for num_pages, bits in reversed(self._steps):
-                if bits & among:
-                    return num_pages, bits & among
-        return 0, 0
+    def _deepest(self, among: int) -> tuple[int, int]:
+        """(pages, who has as many)."""
+        known, held = self._bits, self._bits_at(0) & among
+        if not held:
+            return 0, 0
+        found, missing = 0, len(self._hashes)
+        while missing - found > 1:
+            middle = (found + missing) // 2
+            bits = (known[middle] if middle in known else self._bits_at(middle)) & held
+            if bits:
+                found, held = middle, bits
+            else:
+                missing = middle
+        return found + 1, held
+
+    def _bits_at(self, index: int) -> int:
+        bits = self._bits.get(index)
+        if bits is None:
+            page_hash, bits = self._hashes[index], 0
+            for source in self._sources:
+                bits |= source.get(page_hash, 0)
+            self._bits[index] = bits
+        return bits
 
 
 @dataclass(slots=True)
@@ -104,11 +123,11 @@ class PrefixView:
 
     def look_up(self, hashes: Hashes) -> PrefixDepths:
         """With what was placed and is being computed."""
-        return PrefixDepths(self, _steps_of(hashes, self._reported, self._placed, self._placed_before))
+        return PrefixDepths(self, hashes, (self._reported, self._placed, self._placed_before))
 
     def look_up_reported(self, hashes: Hashes) -> PrefixDepths:
         """Without what is only about to be computed."""
-        return PrefixDepths(self, _steps_of(hashes, self._reported, {}, {}))
+        return PrefixDepths(self, hashes, (self._reported,))
 
     def has_reported(self, arena_id: str, page_hash: int) -> bool:
         return bool(self._reported.get(page_hash, 0) & self.bit_of(arena_id))
@@ -221,35 +240,6 @@ class PrefixView:
     def _clear(self, arena: _ArenaPrefixes) -> None:
         _discard(self._reported, arena.reported, arena.bit)
         arena.reported.clear()
-
-
-def _steps_of(
-    hashes: Hashes, reported: Mapping[int, int], placed: Mapping[int, int], before: Mapping[int, int]
-) -> list[tuple[int, int]]:
-    """A page that is somewhere has those before it there, so half of what is left is looked at each time."""
-    steps: list[tuple[int, int]] = []
-    num_hashes, first = len(hashes), 0
-    in_reported, in_placed, in_before = reported.get, placed.get, before.get
-    bits = -1  # all
-    while num_hashes:
-        page_hash = hashes[first]
-        bits &= in_reported(page_hash, 0) | in_placed(page_hash, 0) | in_before(page_hash, 0)
-        if not bits:
-            break
-        found, missing = first, num_hashes
-        while missing - found > 1:
-            middle = (found + missing) // 2
-            page_hash = hashes[middle]
-            held = in_reported(page_hash, 0) | in_placed(page_hash, 0) | in_before(page_hash, 0)
-            if held & bits == bits:
-                found = middle
-            else:
-                missing = middle
-        steps.append((found + 1, bits))
-        if missing == num_hashes:
-            break
-        first = missing
-    return steps
 
 
 def _add(pages: dict[int, int], hashes: Iterable[int], bit: int) -> None:
