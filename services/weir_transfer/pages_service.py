@@ -24,6 +24,8 @@ LONGEST_OFFER_S = 30.0
 """Then it ends, and its pages are not pinned any more."""
 MAX_OFFERS = 64
 _LOOK_AGAIN_S = 0.1
+_EXPECTED_S = 2.0
+"""For a worker to begin with what it was asked to compute."""
 
 
 class PagesService(pages_pb2_grpc.PagesServicer):
@@ -61,7 +63,8 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         transfer_id, ticket = secrets.token_bytes(ID_BYTES), secrets.token_bytes(ID_BYTES)
         loop, page_ids = asyncio.get_running_loop(), list[int]()
-        ends_at_s, is_last = loop.time() + LONGEST_OFFER_S, False
+        began_s, is_last = loop.time(), False
+        ends_at_s, begins_by_s = began_s + LONGEST_OFFER_S, began_s + _EXPECTED_S * request.is_expected
         self._num_offers += 1
         try:
             self._source.offer(transfer_id, Attempt(), ticket)
@@ -70,6 +73,8 @@ class PagesService(pages_pb2_grpc.PagesServicer):
                 more = self._remote.pin(hashes, num_offered)
                 page_ids += more
                 is_last = not self._remote.is_next_coming(hashes, num_offered + len(more))
+                if is_last and num_offered + len(more) < len(hashes):
+                    is_last = loop.time() >= begins_by_s
                 # In a thread: of a long prompt it reads some hundred megabytes.
                 pages = await asyncio.to_thread(self._source.append, transfer_id, more)
                 if pages or is_last:

@@ -13,7 +13,14 @@ from opentelemetry.trace import Tracer
 
 from weir.bus.codec import encode, version_headers
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.messages import MAX_HASHES, SCHEDULER_HASH_BYTES, AskPrefixes, PrefixChanged, PrefixSnapshot
+from weir.bus.messages import (
+    MAX_HASHES,
+    SCHEDULER_HASH_BYTES,
+    AskPrefixes,
+    PrefixChanged,
+    PrefixSnapshot,
+)
+from weir.bus.prefix_fetched import PrefixFetched
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
@@ -52,11 +59,16 @@ class PrefixEventPublisher:
         self._endpoint: BusEndpoint | None = None
         self._next_sequence = 0
         self._published_at_s = clock.now_s()
+        self._take_fetched: Callable[[], tuple[PrefixFetched, ...]] = tuple
         self._num_published = 0
         self._num_failures = 0
         self._has_changed = asyncio.Event()
         index.changes.listen(self._has_changed.set)
         self._task: asyncio.Task[None] | None = None
+
+    def tell_of_fetches(self, take: Callable[[], tuple[PrefixFetched, ...]]) -> None:
+        """What `take` returns is published too, with what is to be said anyway."""
+        self._take_fetched = take
 
     def start(self) -> None:
         """Returns at once; a bus that cannot be reached is tried again for ever."""
@@ -137,6 +149,7 @@ class PrefixEventPublisher:
             num_pages=num_pages if num_pages <= MAX_HASHES else None,
             added=_packed(added),
             evicted=_packed(changes.evicted if changes and not is_first else ()),
+            fetched=self._take_fetched(),
         )
         self._next_sequence += 1
         self._published_at_s = now_s

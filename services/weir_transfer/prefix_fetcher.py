@@ -7,14 +7,16 @@ begin ─> pages reserved, expected ─> offered there ─> pulled ─> cached h
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import grpc.aio
 
+from weir.bus.prefix_fetched import MAX_FETCHED, PrefixFetched
 from weir.core.addresses import split_port
 from weir.core.life import Attempt
 from weir.kv.movers.frames import ID_BYTES
@@ -40,10 +42,21 @@ Connect = Callable[[str, int, float], PagePipe]
 
 @dataclass(slots=True)
 class _Fetch:
+    """`round_trip_s`: until the first offer; 0: it is not known."""
+
     reservation: Reservation
     address: str
+    is_expected: bool
+    began_s: float = field(default_factory=time.monotonic)
+    round_trip_s: float = 0.0
     pull: PagePull | None = None
     """None: nothing was offered."""
+    is_whole: bool = False
+    """All that was offered came."""
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.began_s
 
 
 class PrefixFetcher:
@@ -56,19 +69,28 @@ class PrefixFetcher:
         self._dialer = dialer
         self._connect = connect
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fetched: deque[PrefixFetched] = deque(maxlen=MAX_FETCHED)
+        """That nobody was told of."""
         self._threads = ThreadPoolExecutor(2 * MAX_FETCHES, thread_name_prefix="fetch")
 
-    def begin(self, hashes: Sequence[bytes], address: str) -> None:
+    def begin(self, hashes: Sequence[bytes], address: str, *, is_expected: bool = False) -> None:
         """What of this prefix is neither here nor on its way comes from the arena whose `Pages` are at `address`, if
-        there is room and it is worth it. Matches find it expected from here on."""
+        there is room and it is worth it. Matches find it expected from here on. `is_expected`: it is about to be
+        computed there."""
         if len(self._tasks) >= MAX_FETCHES or len(hashes) - self._remote.num_held(hashes) < LEAST_PAGES:
             return
         reservation = self._remote.try_reserve(hashes)
         if reservation is not None:
-            fetch = _Fetch(reservation, address)
+            fetch = _Fetch(reservation, address, is_expected)
             task = asyncio.create_task(self._fetch(fetch), name=f"fetch from {address}")
             self._tasks.add(task)
             task.add_done_callback(partial(self._conclude, fetch))
+
+    def take_fetched(self) -> tuple[PrefixFetched, ...]:
+        """How the latest fetches went, each once."""
+        fetched = tuple(self._fetched)
+        self._fetched.clear()
+        return fetched
 
     async def close(self) -> None:
         """Nobody writes into pages of this arena any more when it returns."""
@@ -103,9 +125,12 @@ class PrefixFetcher:
         while pull is not None and not await loop.run_in_executor(self._threads, pull.cancel):
             _log.error("a thread that pulls pages does not end: its pages are kept until it does")
         num_pages, figures = (pull.num_first_pages, pull.figures) if pull is not None else (0, PullFigures())
-        _log.debug("%d pages of %d came from %s", num_pages, len(fetch.reservation.hashes), fetch.address)
+        num_wanted = len(fetch.reservation.hashes)
+        _log.debug("%d pages of %d came from %s in %.0f ms", num_pages, num_wanted, fetch.address, 1000 * fetch.age_s)
+        num_bytes, busy_s = (figures.num_bytes, figures.busy_s) if fetch.is_whole else (0, fetch.age_s)
+        self._fetched.append(PrefixFetched(fetch.address, num_bytes, busy_s, fetch.round_trip_s))
         self._remote.settle(fetch.reservation, num_pages)
-        self._remote.count_received(len(fetch.reservation.hashes), num_pages, figures)
+        self._remote.count_received(num_wanted, num_pages, figures)
 
     async def _pull_from(self, fetch: _Fetch) -> None:
         """Raises AioRpcError, PullFailed, OSError, ValueError."""
@@ -115,6 +140,7 @@ class PrefixFetcher:
             page_bytes=self._segment.geometry.page_bytes,
             page_hashes=b"".join((*reservation.earlier_hashes, *reservation.hashes)),
             num_held_pages=len(reservation.earlier_hashes),
+            is_expected=fetch.is_expected,
         )
         async with self._dialer.open(fetch.address, "transfer") as channel:
             stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
@@ -129,12 +155,17 @@ class PrefixFetcher:
         num_wanted, is_last = 0, False
         try:
             while not is_last and (offered := await offers.try_take(LONGEST_STILL_S)) is not None:
-                fetch.pull = fetch.pull or self._begin_pull(offered)
+                if fetch.pull is None:
+                    fetch.pull, fetch.round_trip_s = (
+                        self._begin_pull(offered),
+                        0.0 if fetch.is_expected else fetch.age_s,
+                    )
                 wanted = self._wanted(fetch.reservation, num_wanted, offered.pages)
                 fetch.pull.want(wanted)
                 num_wanted, is_last = num_wanted + len(wanted), offered.is_last
             if fetch.pull is not None:
                 await self._finish(fetch.pull, offers)
+            fetch.is_whole = is_last
             if not is_last:
                 raise PullFailed(f"nothing more was offered for {LONGEST_STILL_S:g} s")
         finally:

@@ -40,6 +40,7 @@ class RemoteCounters:
     remote_pages_received_total: int = 0
     remote_pages_wrong_total: int = 0
     remote_streams_broken_total: int = 0
+    remote_busy_seconds_total: float = 0.0
     remote_pages_offered_total: int = 0
 
 
@@ -135,3 +136,4 @@ class RemotePrefixes:
         self.counters.remote_pages_received_total += num_received
         self.counters.remote_pages_wrong_total += figures.num_wrong
         self.counters.remote_streams_broken_total += figures.num_breaks
+        self.counters.remote_busy_seconds_total += figures.busy_s

@@ -216,7 +216,8 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         with contextlib.ExitStack() as loading:
             span = self._try_load(prompt, loading)
             if request.fetch_from and self._fetcher is not None:  # what is not in files either
-                self._fetcher.begin(prompt.hashes[: prompt.num_matchable], request.fetch_from)
+                hashes, is_expected = prompt.hashes[: prompt.num_matchable], request.fetch_is_expected
+                self._fetcher.begin(hashes, request.fetch_from, is_expected=is_expected)
             while True:
                 left_s = ends_at_s - loop.time()
                 limit = wait_from_pages if left_s > 0 else None

@@ -73,6 +73,8 @@ class TransferService:
         """Has prefixes pass between this host and others; for before `add_to`. Raises OSError."""
         self._exchange = PageExchange(self._arena, self._core.remote, port, self._settled)
         self._servicer.fetch_by(self._exchange.fetcher, port.address)
+        if self._publisher is not None:
+            self._publisher.tell_of_fetches(self._exchange.fetcher.take_fetched)
 
     def keep_pages(self, store: PageStore, settings: PageFilesSettings) -> None:
         """Has full pages outlive the arena; for before `start`."""

@@ -5,9 +5,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,10 @@ address = "a"
 serve_nats = true
 schedulers = 1
 gateways = 1
+{a}
 [hosts.b]
 address = "b"
+{b}
 """
 PROMPTS = [f"{word} and {number} things that follow from it:" for number in range(3) for word in ("Rain", "Iron", "A")]
 
@@ -43,10 +45,12 @@ class TwoHosts:
     commands: dict[str, list[str]]
     max_num_seqs: int
     """Of a worker."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    sizes: Sequence[str] = _ARENA
 
     def start(self, host: Host) -> "subprocess.Popen[bytes]":
         """Ready when this returns."""
-        return start_host(host, [*self.commands[host.name], *_ARENA], self.max_num_seqs)
+        return start_host(host, [*self.commands[host.name], *self.sizes], self.max_num_seqs, self.environ)
 
     def figures(self, host: Host) -> dict[str, dict[str, float]]:
         """Of the processes that run at it, as `weir status` at that host says."""
@@ -79,20 +83,35 @@ class TwoHosts:
 
 
 @contextmanager
-def open_two_hosts(folder: Path, max_num_seqs: int) -> Iterator[TwoHosts]:
-    """Host `a` runs. `max_num_seqs`: of a worker."""
-    (folder / "hosts.toml").write_text(_FILE)
+def open_two_hosts(
+    folder: Path,
+    max_num_seqs: int,
+    *flags: str,
+    a_has: str = "",
+    b_has: str = "",
+    rate_mbit: float = 0.0,
+    environ: Mapping[str, str] | None = None,
+    sizes: Sequence[str] = _ARENA,
+    shm_bytes: int = _SHM_BYTES,
+) -> Iterator[TwoHosts]:
+    """Host `a` runs. `max_num_seqs`: of a worker. `flags`: of `weir up`; `a_has`, `b_has`: lines of the hosts' file.
+    `rate_mbit`: of the hosts' links; 0: what the machine can do. `environ`: of all processes; `sizes`: flags
+    of `weir host`."""
+    (folder / "hosts.toml").write_text(_FILE.format(a=a_has, b=b_has))
     with Lab(folder) as lab:
-        a, b = (lab.host(name, shm_bytes=_SHM_BYTES) for name in ("a", "b"))
-        two = TwoHosts(a, b, make_credentials(folder, (a, b)), max_num_seqs)
+        a, b = (lab.host(name, shm_bytes=shm_bytes) for name in ("a", "b"))
+        for host in (a, b) if rate_mbit else ():
+            host.shape(rate_mbit)
+        two = TwoHosts(a, b, make_credentials(folder, (a, b), flags), max_num_seqs, environ or {}, sizes)
         two.start(a)
         yield two
 
 
-def make_credentials(folder: Path, hosts: Sequence[Host]) -> dict[str, list[str]]:
+def make_credentials(folder: Path, hosts: Sequence[Host], flags: Sequence[str] = ()) -> dict[str, list[str]]:
     """New ones for the hosts that `hosts.toml` in `folder` names, each on its host's disk. By host the command that
-    runs it."""
+    runs it. `flags`: of `weir up`."""
     made = [*WEIR, "up", "--hosts", str(folder / "hosts.toml"), "--out", str(folder / "made"), "--grace-s", "3"]
+    made += flags
     printed = subprocess.run(made, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
     commands = {}
     for host, line in zip(hosts, printed[1::2], strict=True):
@@ -106,10 +125,12 @@ def make_credentials(folder: Path, hosts: Sequence[Host]) -> dict[str, list[str]
     return commands
 
 
-def start_host(host: Host, command: Sequence[str], max_num_seqs: int) -> "subprocess.Popen[bytes]":
+def start_host(
+    host: Host, command: Sequence[str], max_num_seqs: int, environ: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
     """As that command says. Ready when this returns."""
     log = host.disk / "host.log"
-    environ = {"WEIR_MAX_NUM_SEQS": str(max_num_seqs)}
+    environ = {"WEIR_MAX_NUM_SEQS": str(max_num_seqs), **(environ or {})}
     said = log.stat().st_size if log.exists() else 0
     process = host.start([*WEIR, *command[1:], *RUNTIME], log=log, env=environ)
 

@@ -22,6 +22,7 @@ from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError, 
 from weir.core.life import Attempt, Phase
 from weir.core.tasks import end_tasks
 from weir_gateway.driving.adoption import AdopterSearch
+from weir_gateway.driving.prefix_orders import PrefixOrders
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.driving.scheduler_port import SchedulerPort, refusal_error
 from weir_gateway.requests.quota_book import QuotaBook
@@ -73,6 +74,7 @@ class Driver:
         self._port = port
         self._connections = connections
         self._adopters = adopters
+        self._prefix_orders = PrefixOrders(connections)
         self._settings = settings
         self._clock = clock
         self._states: dict[str, RequestState] = {}
@@ -161,7 +163,7 @@ class Driver:
             "adoptions_total": float(self._adopters.num_adopted),
             "claims_total": float(self._adopters.num_claimed),
             "claims_in_vain_total": float(self._adopters.num_not_claimed),
-        }
+        } | self._prefix_orders.metrics()
 
     def check_integrity(self) -> list[str]:
         """A request that has ended is held until its task has seen that: some steps of the event loop."""
@@ -291,11 +293,13 @@ class Driver:
         if state.interrupted.done() or state.phase.is_terminal:  # cancelled, and this task is about to be
             return
         command = state.start()
+        self._prefix_orders.begin(state, placement, command)
         if decode is not prefill:  # else there is one stream of updates, and Start asks for it
             decode.send(state.resume_command())
         prefill.send(command)
 
     def _end_at_workers(self, state: RequestState) -> None:
+        self._prefix_orders.end(state.request_id)
         if state.is_started and not state.is_over_at_workers:
             for worker_id in _workers_of(state):
                 self._connections.cancel(worker_id, state.request_id, state.attempt)

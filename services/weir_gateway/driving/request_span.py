@@ -154,6 +154,7 @@ class RequestSpan:
                 "weir.placement.is_local": placement.is_local,
                 "weir.placement.prefill_worker_id": placement.prefill_worker_id,
                 "weir.placement.decode_worker_id": placement.decode_worker_id,
+                "weir.placement.prefix_worker_id": placement.prefix_worker_id,
             }
         )
 

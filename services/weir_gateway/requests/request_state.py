@@ -110,6 +110,10 @@ class RequestState:
         self.succession = succession
         self.dispatches.begin_at(succession.first_dispatch)
 
+    def take_cached(self, num_tokens: int) -> None:
+        """So many of its prompt were cached where it is computed."""
+        self.num_cached_tokens = max(self.num_cached_tokens, num_tokens)
+
     def submit(self) -> None:
         self.is_known_to_scheduler = True
 
@@ -290,8 +294,8 @@ class RequestState:
         if has_error and not update.handed_off:
             self._end_by_worker(worker_id, update.error)
             return
-        if not self._num_given_tokens:
-            self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
+        if not (self._num_given_tokens or self.whereabouts.is_read_elsewhere):
+            self.take_cached(update.num_cached_tokens)
         if self.output.push(attempt, update):
             self._observer.on_tokens(self.silence.end(), self.output.num_tokens)
             self.has_output.set()

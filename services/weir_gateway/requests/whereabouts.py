@@ -70,6 +70,11 @@ class Whereabouts:
         return self.placement is not None and not self.placement.is_local
 
     @property
+    def is_read_elsewhere(self) -> bool:
+        """Whether a worker of another host computes most of its prompt."""
+        return self.placement is not None and bool(self.placement.prefix_worker_id)
+
+    @property
     def is_lost_at_decode(self) -> bool:
         """Whether the worker that has it, or is being handed it, is the lost one."""
         return self.placement is not None and self.lost_worker_id == self.placement.decode_worker_id

@@ -39,6 +39,7 @@ def start_command(
         output_token_ids=output_token_ids,
         keep_ms=keep_ms,
         prefix_source=placement.prefix_source,
+        prefix_is_expected=bool(placement.prefix_worker_id),
     )
     return worker_pb2.ServeRequest(start=start)
 

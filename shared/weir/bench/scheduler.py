@@ -2,24 +2,27 @@
 
 A decision is all that one request makes it do: it comes (submit), another ends and the next one is picked and placed
 (finish), whose prompt is then prefilled; after each, `decide`. What starts only then, for a prefill worker has room
-again, is prefilled in the next decision. All workers are busy and the queue stays as long as it is. Garbage collection
-is on, as in service. The times are processor time of the deciding thread, which what else runs on the machine still
-makes longer, through caches and clock rates. How much, shows a constant loop that the same clock times after each
-decision: the same work each time, as much as a decision in the median, but hardly any memory.
+again, is prefilled in the next decision. With `news_a_second` prompts begin like earlier ones, and the arena of each
+pair says so often a second what it has cached. All workers are busy and the queue stays as long as it is. Garbage
+collection is on, as in service. The times are processor time of the deciding thread, which what else runs on the
+machine still makes longer, through caches and clock rates. How much, shows a constant loop that the same clock times
+after each decision: the same work each time, as much as a decision in the median, but hardly any memory.
 """
 
 import gc
 import random
 import statistics
 import time
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from rich.table import Table
 
+from weir.bench.prefix_news import ArenaNews, Beginnings
 from weir.bench.report import run_and_print
-from weir.bus.messages import Finish, Outcome, Prefilled, Submit, WorkerRecord
+from weir.bus.messages import Finish, Grant, Outcome, Prefilled, Submit, WorkerRecord
 from weir.core.clock import ManualClock
 from weir.core.cost import StepCost
 from weir.policy.registry import PolicySpec
@@ -31,6 +34,8 @@ from weir.scheduling.limits import CoreLimits, LaneLimits, TenantLimits
 _COST = StepCost(5.75, 0.02, 1.1e-6, 0.006, 5e-5)
 _MAX_NUM_SEQS = 64
 _ARENA_PAGES = 60_000
+_PAGE_BYTES = 2 << 20
+"""Of a model of 8 billion parameters."""
 _STEP_S = 0.002
 _RENEW_S = 1.0
 _NUM_TIMED_LOOPS = 200
@@ -46,6 +51,8 @@ class SchedulerBenchConfig:
     queued: tuple[int, ...] = (100, 1000, 10_000)
     pairs: tuple[int, ...] = (1, 16)
     num_tenants: int = 8
+    news_a_second: float = 0.0
+    """Of each arena, of what it has cached; 0: no prompt has a prefix. Hosts exchange pages then."""
     num_decisions: int = 5000
     seed: int = 0
 
@@ -67,6 +74,10 @@ class DecisionCost:
     p99_num_picks: int
     median_pick_us: float
     p99_pick_us: float
+    news_us: float = 0.0
+    """To take in one message of an arena."""
+    news_share: float = 0.0
+    """Of a core, for those of all arenas."""
 
 
 class SchedulerBench:
@@ -86,12 +97,24 @@ class SchedulerBench:
         self._num_pairs = num_pairs
         self._num_made = 0
         self._renewed_at_s = 0.0
+        self._news_a_second = config.news_a_second
+        self._beginnings = Beginnings(config.seed)
+        self._news = [
+            ArenaNews(_host(number), self._beginnings) for number in range(num_pairs if config.news_a_second else 0)
+        ]
+        self._num_news_due = 0.0
+        self.news_s: list[float] = []
+        """Seconds of processor time that each message of an arena took."""
+        self._hashes: dict[str, array[int]] = {}
+        """Of prompts that were not granted yet."""
         self._running: list[str] = []
         self._being_prefilled: list[str] = []
         """Of the running ones, those that started when others had been prefilled."""
         self.num_picks = 0
         """Of the last decision."""
         self._keep_workers()
+        for number in range(len(self._news)):
+            self._tell(number)
 
     def fill(self, num_queued: int) -> None:
         """All slots are taken, and so many wait."""
@@ -106,20 +129,26 @@ class SchedulerBench:
         """Seconds of processor time that it took."""
         self._clock.advance(_STEP_S)
         self._keep_workers()
+        self._num_news_due += _STEP_S * self._news_a_second * len(self._news)
+        while self._num_news_due >= 1:
+            self._num_news_due -= 1
+            self._tell(self._random.randrange(len(self._news)))
         submit = self._submit()
         ended = self._running.pop(self._random.randrange(len(self._running)))
         finish = Finish(ended, "gateway", 1, Outcome.FINISHED, self._random.randint(1, 400))
         core = self._core
         begin = time.thread_time()
         core.submit(submit)
-        picked = _granted(core.decide())
+        grants = _grants(core.decide())
         core.finish(finish)
-        picked += _granted(core.decide())
-        for request_id in self._being_prefilled + picked:
+        grants += _grants(core.decide())
+        for request_id in self._being_prefilled + [grant.request_id for grant in grants]:
             core.prefilled(Prefilled(request_id, "gateway", 1))
-        self._being_prefilled = _granted(core.decide())
+        later = _grants(core.decide())
         duration_s = time.thread_time() - begin
-        picked += self._being_prefilled
+        self._being_prefilled = [grant.request_id for grant in later]
+        self._compute(grants + later)
+        picked = [grant.request_id for grant in grants + later]
         self._running += picked
         self.num_picks = len(picked)
         return duration_s
@@ -129,17 +158,39 @@ class SchedulerBench:
         return self._core.metrics()
 
     def _take_grants(self) -> None:
-        while started := _granted(self._core.decide()):
-            for request_id in started:
-                self._core.prefilled(Prefilled(request_id, "gateway", 1))
-            self._running += started
+        while started := _grants(self._core.decide()):
+            for grant in started:
+                self._core.prefilled(Prefilled(grant.request_id, "gateway", 1))
+            self._running += [grant.request_id for grant in started]
+            self._compute(started)
+
+    def _compute(self, started: Sequence[Grant]) -> None:
+        """Their prompts are cached where they were computed."""
+        for grant in started:
+            hashes = self._hashes.pop(grant.request_id, None)
+            if hashes is not None:
+                placement = grant.placement
+                for worker_id in {placement.reading_worker_id, placement.prefill_worker_id}:
+                    self._news[int(worker_id.rpartition("-")[2])].compute(hashes)
+
+    def _tell(self, number: int) -> None:
+        """What the arena has cached by now, and a prefix that another one gave it."""
+        source = f"{_host(self._random.randrange(self._num_pairs))}:7000"
+        message = self._news[number].take(source)
+        begin = time.thread_time()
+        self._core.prefixes_changed(message)
+        self.news_s.append(time.thread_time() - begin)
 
     def _submit(self) -> Submit:
         self._num_made += 1
         lane, tenant = self._random.choice(self._names)
         num_prompt_tokens, num_output_tokens = self._random.randint(16, 2000), self._random.randint(1, 400)
+        request_id, page_hashes = f"request-{self._num_made:09d}", b""
+        if self._news:
+            hashes = self._hashes[request_id] = self._beginnings.page_hashes(num_prompt_tokens)
+            page_hashes = hashes.tobytes()
         return Submit(
-            request_id=f"request-{self._num_made:09d}",
+            request_id=request_id,
             gateway_id="gateway",
             model="model",
             lane=lane,
@@ -149,6 +200,7 @@ class SchedulerBench:
             deadline_ms=0,
             predicted_output_tokens=float(num_output_tokens),
             output_score=-float(num_output_tokens),
+            page_hashes=page_hashes,
         )
 
     def _keep_workers(self) -> None:
@@ -157,13 +209,20 @@ class SchedulerBench:
         self._renewed_at_s = self._clock.now_s()
         for number in range(self._num_pairs):
             for role in ("prefill", "decode"):
-                self._core.worker_seen(_record(number, role), int(self._renewed_at_s * 1000))
+                record = _record(number, role)
+                if self._news:
+                    record = replace(record, pages_address=f"{record.host_id}:7000", page_bytes=_PAGE_BYTES)
+                self._core.worker_seen(record, int(self._renewed_at_s * 1000))
         self._core.tick()
 
 
-def _granted(commands: Sequence[Command]) -> list[str]:
-    """The requests that start."""
-    return [command.grant.request_id for command in commands if isinstance(command, SendGrant)]
+def _grants(commands: Sequence[Command]) -> list[Grant]:
+    """Of the requests that start."""
+    return [command.grant for command in commands if isinstance(command, SendGrant)]
+
+
+def _host(number: int) -> str:
+    return f"host-{number:03d}"
 
 
 def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBenchConfig) -> DecisionCost:
@@ -172,6 +231,7 @@ def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBench
     bench.fill(num_queued)
     num_rounds = _rounds_in(statistics.median(bench.decide_once() for _ in range(config.num_decisions // 10)))
     gc.collect()
+    bench.news_s.clear()
     durations_us: list[float] = []
     loop_us: list[float] = []
     num_picks: list[int] = []
@@ -192,6 +252,8 @@ def measure(policy: str, num_pairs: int, num_queued: int, config: SchedulerBench
         p99_num_picks=_quantile(num_picks, 0.99),
         median_pick_us=statistics.median(pick_us),
         p99_pick_us=_quantile(pick_us, 0.99),
+        news_us=1e6 * statistics.median(bench.news_s or [0.0]),
+        news_share=sum(bench.news_s) / (config.num_decisions * _STEP_S),
     )
 
 
@@ -238,13 +300,14 @@ def measure_all(config: SchedulerBenchConfig) -> list[DecisionCost]:
 def _table(costs: Sequence[DecisionCost]) -> Table:
     table = Table(title="One arrival, one finish, one pick and its prefill: microseconds")
     times = ("median", "p99", "p99.9", "max", "loop p99")
-    for name in ("policy", "pairs", "queued", *times, "picks p99", "a pick", "its p99"):
+    for name in ("policy", "pairs", "queued", *times, "picks p99", "a pick", "its p99", "news", "of a core"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for cost in costs:
         times_us = (cost.median_us, cost.p99_us, cost.p999_us, cost.max_us, cost.loop_p99_us)
         picks = (str(cost.p99_num_picks), f"{cost.median_pick_us:.0f}", f"{cost.p99_pick_us:.0f}")
+        news = (f"{cost.news_us:.0f}", f"{cost.news_share:.1%}") if cost.news_us else ("", "")
         shown = [f"{time_us:.0f}" for time_us in times_us]
-        table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *shown, *picks)
+        table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *shown, *picks, *news)
     return table
 
 
@@ -254,7 +317,7 @@ def _record(number: int, role: str) -> WorkerRecord:
         role=role,
         model="model",
         address=f"host-{number}:1",
-        host_id=f"host-{number:03d}",
+        host_id=_host(number),
         max_context_tokens=8192,
         page_tokens=16,
         num_arena_pages=_ARENA_PAGES,

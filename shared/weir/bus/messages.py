@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from weir.bus.prefix_fetched import PrefixFetched
 from weir.bus.queue_report import QuotaLevel
 from weir.core.cost import StepCost
 from weir.core.life import NO_PREFERENCE, SchedulingParams
@@ -119,6 +120,15 @@ class Placement:
     """Why there: for the trace."""
     prefix_source: str = ""
     """HOST:PORT of the `Pages` of another host's arena that has more of the prompt's prefix; empty: none."""
+    prefix_worker_id: str = ""
+    """The prefill worker of that host that is to compute the full pages of the prompt; empty: they are there already,
+    or another prompt's."""
+    prefix_worker_address: str = ""
+
+    @property
+    def reading_worker_id(self) -> str:
+        """The worker that computes most of the prompt."""
+        return self.prefix_worker_id or self.prefill_worker_id
 
     @property
     def is_local(self) -> bool:
@@ -298,6 +308,8 @@ class WorkerRecord:
     """Of its transfer service, for who is on the same host; empty: not known."""
     pages_address: str = ""
     """HOST:PORT at which its transfer service offers pages to other hosts; empty: nowhere."""
+    page_bytes: int = 0
+    """Of its model, keys and values of `page_tokens`; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +375,8 @@ class PrefixChanged:
     """Cached, after this change; None: more than were reported."""
     added: bytes = b""
     evicted: bytes = b""
+    fetched: tuple[PrefixFetched, ...] = ()
+    """Since the message before; some may be left out."""
 
     def __post_init__(self) -> None:
         if not _ARENA_ID.fullmatch(self.arena_id):  # it is part of a subject

@@ -140,6 +140,9 @@ def scheduler(
     policy: Annotated[list[str] | None, typer.Option(help="Only these; repeat it for several. Default: all.")] = None,
     queued: Annotated[list[int] | None, typer.Option(help="Requests that wait. Default: 100, 1000, 10000.")] = None,
     pairs: Annotated[list[int] | None, typer.Option(help="Pairs of workers. Default: 1, 16.")] = None,
+    news_per_s: Annotated[
+        float, typer.Option(min=0, help="Of each pair's arena, of what it has cached; hosts exchange pages then.")
+    ] = 0.0,
     num_decisions: Annotated[int, typer.Option(min=100, help="Of each run.")] = 5000,
     seed: Annotated[int, typer.Option(help="Of the requests.")] = 0,
     as_json: options.AsJson = False,
@@ -148,6 +151,7 @@ def scheduler(
 
     \b
     weir bench scheduler --policy fcfs --policy ltr --queued 10000
+    weir bench scheduler --policy fcfs --queued 10000 --pairs 64 --news-per-s 10
     """
     from weir.bench.scheduler import SchedulerBenchConfig
     from weir.bench.scheduler import main as bench_scheduler
@@ -157,6 +161,7 @@ def scheduler(
         policies=tuple(policy or policy_names()),
         queued=tuple(queued or (100, 1000, 10_000)),
         pairs=tuple(pairs or (1, 16)),
+        news_a_second=news_per_s,
         num_decisions=num_decisions,
         seed=seed,
     )

@@ -1,6 +1,8 @@
 """`weir simulate`: a system that is not there, under a load that was or may be."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -13,7 +15,7 @@ from weir.cli.scheduling import read_limits_file
 
 if TYPE_CHECKING:  # the simulator is heavy: help must not wait for it
     from weir.policy.registry import PolicySpec
-    from weir.scheduling.limits import CoreLimits
+    from weir.scheduling.limits import CoreLimits, Crossing
     from weir.sim.results.metrics import SimResult
     from weir.sim.spec import FailureSpec, Role, SystemSpec
     from weir.sim.workloads.traces import Arrivals
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # the simulator is heavy: help must not wait for it
 
 _NUM_SAMPLED = 1000
 """Requests without a trace, unless --num-requests says how many."""
+_HOST_LATENCY_MS = 0.1
 
 
 def simulate(
@@ -36,6 +39,13 @@ def simulate(
     link_gbytes: Annotated[
         float, typer.Option(min=0, help="GB/s between prefill and decode. 0: pages do not move.")
     ] = 25.0,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A host, its workers as PREFILL+DECODE, such as 2+1; repeat it for each.")
+    ] = None,
+    host_gbit: Annotated[float, typer.Option(min=0.001, help="Gb/s between each two hosts.")] = 25.0,
+    crossing: Annotated[
+        str, typer.Option(help="Between hosts: nothing, prefixes, or prompts, which one computes for another.")
+    ] = "prompts",
     arrivals: Annotated[str, typer.Option(help="trace, poisson, gamma or burst.")] = "trace",
     rate: Annotated[float, typer.Option(min=0, help="Mean requests a second. 0: the trace's own.")] = 0.0,
     cv: Annotated[float, typer.Option(help="Coefficient of variation of gamma arrivals.")] = 1.0,
@@ -67,6 +77,7 @@ def simulate(
     weir simulate azure_2023_code.csv --local 2
     weir simulate azure_2023_code.csv --prefill 1 --decode 1 --rate 8 --arrivals poisson --ttft-ms 500
     weir simulate --rate 10 --num-requests 2000 --local 1 --policy shortest-prompt --json
+    weir simulate --rate 10 --num-requests 2000 --host 2+0 --host 0+2 --host-gbit 100
     """
     if plots is not None:
         need_extra("plots", "weir simulate --plots")
@@ -80,8 +91,14 @@ def simulate(
         sizes = (max_num_seqs, max_num_batched_tokens, chunk_tokens or max_num_batched_tokens, num_pages)
         counts: dict[Role, int] = {"local": local, "prefill": prefill, "decode": decode}
         failures = tuple(_parse_failure(text) for text in fail_worker or ())
-        spec = _make_spec(profile, counts, sizes, link_gbytes, failures)
+        if host:
+            if any(counts.values()):
+                raise ValueError("--host: its workers are all there are; leave --local, --prefill and --decode out")
+            spec = _make_hosts(profile, [_parse_host(text) for text in host], sizes, host_gbit, failures)
+        else:
+            spec = _make_spec(profile, counts, sizes, link_gbytes, failures)
         limits = CoreLimits() if limits_file is None else read_limits_file(limits_file)
+        limits = replace(limits, placing=replace(limits.placing, crossing=cast("Crossing", crossing)))
         slos = slos_of(limits, slo_from_ms(ttft_ms, gap_ms, 0.0, 0.0))
         if trace is not None:
             replay = Replay(num_requests, rate, cast("Arrivals", arrivals), cv, max_tokens)
@@ -122,6 +139,33 @@ def _make_spec(
         num_workers = {"local": 1}
     pools = tuple(PoolSpec(role, num, profile, *sizes) for role, num in num_workers.items() if num)
     return SystemSpec(pools, LinkSpec(link_gbytes_per_s) if link_gbytes_per_s else None, failures=failures)
+
+
+def _make_hosts(
+    profile_name: str,
+    hosts: "Sequence[tuple[int, int]]",
+    sizes: tuple[int, int, int, int],
+    gbit_s: float,
+    failures: "tuple[FailureSpec, ...]",
+) -> "SystemSpec":
+    """`hosts`: prefill and decode workers of each."""
+    from weir.sim.profile import load_profile
+    from weir.sim.spec import LinkSpec, PoolSpec, SystemSpec
+
+    profile, pools = load_profile(profile_name), list[PoolSpec]()
+    for number, (num_prefill, num_decode) in enumerate(hosts):
+        name = f"host-{number}"
+        pools += [PoolSpec("prefill", num_prefill, profile, *sizes, host=name)] if num_prefill else []
+        pools += [PoolSpec("decode", num_decode, profile, *sizes, host=name)] if num_decode else []
+    return SystemSpec(tuple(pools), failures=failures, host_link=LinkSpec(gbit_s / 8, _HOST_LATENCY_MS))
+
+
+def _parse_host(text: str) -> tuple[int, int]:
+    """PREFILL+DECODE. Raises ValueError."""
+    prefill, _, decode = text.partition("+")
+    if not (prefill.isdecimal() and decode.isdecimal()) or int(prefill) + int(decode) == 0:
+        raise ValueError(f"--host {text}: give its prefill and decode workers as PREFILL+DECODE, such as 2+1")
+    return int(prefill), int(decode)
 
 
 def _parse_failure(text: str) -> "FailureSpec":

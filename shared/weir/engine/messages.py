@@ -121,7 +121,8 @@ class Arrival:
     grammar: GrammarState | None = None
     """Of a sequence whose parameters have a grammar, after its output; the engine's from then on."""
     prefix_source: str = ""
-    """Where more of a prompt's prefix is; not for the engine."""
+    """Where more of a prompt's prefix is, or is expected; not for the engine."""
+    prefix_is_expected: bool = False
 
     @classmethod
     def of_record(cls, slot: int, log: SequenceLog, snapshot: SequenceSnapshot) -> "Arrival":

@@ -39,6 +39,8 @@ class PrefixSource:
 
     address: str
     traceparent: str = ""
+    is_expected: bool = False
+    """It is about to be computed there."""
 
 
 @dataclass(frozen=True, slots=True)

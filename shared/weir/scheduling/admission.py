@@ -136,14 +136,13 @@ class _DeadlineEstimator:
     def _try_estimate(self, submit: Submit, lane: str, now_s: float) -> _Completion | None:
         """None: not every worker has measured its cost, so that one may be quicker than is known."""
         pool = self._pools.pool(submit.model, self._limits.lanes_by_name[lane].worker_group)
-        hashes = hashes_from(submit.page_hashes)
+        depths = self._prefixes.look_up(hashes_from(submit.page_hashes))
         best: _Completion | None = None
         for candidate in pool.candidates:
             worker = candidate.worker
             if not worker.is_measured or not all(one.is_measured for one in candidate.decode_workers):
                 return None
-            num_cached = self._prefixes.num_cached_tokens(worker.arena.arena_id, hashes)
-            num_cached = min(num_cached, submit.num_prompt_tokens - 1)
+            num_cached = min(depths.num_tokens(worker.arena.arena_id), submit.num_prompt_tokens - 1)
             alone_ms = worker.prefill_ms(submit.num_prompt_tokens - num_cached, num_cached)
             if not candidate.is_local:
                 alone_ms += self._limits.placing.hand_off_time_ms(submit.num_prompt_tokens)

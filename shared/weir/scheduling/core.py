@@ -170,7 +170,7 @@ class SchedulerCore:
 
     def prefixes_changed(self, message: PrefixChanged) -> None:
         """Pages with these hashes came into an arena, or went."""
-        self._placer.prefixes.change(message, self._clock.now_s())
+        self._placer.prefixes_changed(message, self._clock.now_s())
 
     def prefixes_replaced(self, snapshot: PrefixSnapshot) -> None:
         """All pages with a hash that an arena has, after `unknown_prefixes` named it."""
@@ -255,7 +255,7 @@ class SchedulerCore:
         counts = {f"{name}_total": float(count) for name, count in counted.items()}
         gauges = {"epoch": self.epoch, "workers": len(self._workers), "is_gathering": self.is_gathering}
         own = {name: float(value) for name, value in gauges.items()}
-        return counts | self._requests.metrics() | self._placer.metrics() | own
+        return counts | self._requests.metrics() | self._placer.metrics(self._clock.now_s()) | own
 
     def worker_records(self) -> tuple[WorkerRecord, ...]:
         """Of those that are heard."""

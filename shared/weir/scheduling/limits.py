@@ -126,6 +126,7 @@ def check_key_digests(what: str, digests: Iterable[str]) -> None:
 
 
 MemoryFitName = Literal["conservative", "aggressive", "past-future", "predicted"]
+Crossing = Literal["nothing", "prefixes", "prompts"]
 RouterName = Literal["estimated-ttft", "least-load", "longest-prefix", "random"]
 
 
@@ -153,11 +154,20 @@ class PlacingLimits:
     """What a millisecond by which each running sequence is delayed counts against one to the first token."""
     local_gain: float = 0.25
     """A request is prefilled by its decode worker only where that is cheaper by this part."""
+    link_mbit_s: float = 1000.0
+    """Of links between hosts that nobody has measured lately."""
+    link_round_trip_ms: float = 10.0
+    fetch_gain: float = 0.3
+    """A prefix comes from another host only where that is sooner than computing it by this part."""
+    crossing: Crossing = "prompts"
+    """What passes between hosts that exchange pages: nothing, prefixes that one of them has, or prompts too, which one
+    of them computes for the other."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_choice(self, "memory_fit", get_args(MemoryFitName))
         check_choice(self, "router", get_args(RouterName))
+        check_choice(self, "crossing", get_args(Crossing))
         for name, low, high in (
             ("memory_reserve", 0, 0.9),
             ("small_pool", 2, 1024),
@@ -167,6 +177,9 @@ class PlacingLimits:
             ("hand_off_page_ms", 0, 1000),
             ("local_harm", 0, 100),
             ("local_gain", 0, 0.99),
+            ("link_mbit_s", 0.001, 10**6),
+            ("link_round_trip_ms", 0, 60_000),
+            ("fetch_gain", 0, 0.99),
             ("seed", 0, 2**63 - 1),
         ):
             check_range(self, name, low, high)

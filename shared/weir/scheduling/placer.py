@@ -1,12 +1,9 @@
 """Where a request runs: where its first token is estimated to come soonest, and a decode worker that keeps its pace.
 
-    cost = time until the worker has prefilled what it was given before + time to prefill what is not cached there
-         + hand-off + itl_weight * time between two tokens on the decode worker
-
-Least cost, not longest prefix: when all prompts begin alike, the longest prefix sends all of them to one worker. The
-rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). In large pools two workers are sampled
-and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those that have the longest prefix. Three other
-rules are there to measure it against.
+Least cost (`weir.scheduling.routing`), not longest prefix: when all prompts begin alike, the longest prefix sends all
+of them to one worker. The rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). In large
+pools two workers are sampled and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those that have
+the longest prefix. Three other rules are there to measure it against.
 """
 
 import random
@@ -15,100 +12,34 @@ from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from weir.bus.messages import Placement, Submit
-from weir.kv.geometry import num_pages_for
-from weir.scheduling.limits import CoreLimits, PlacingLimits
+from weir.bus.messages import Placement, PrefixChanged, Submit
+from weir.bus.prefix_fetched import MAX_FETCHED
+from weir.kv.geometry import PAGE_TOKENS, num_pages_for
+from weir.scheduling.limits import CoreLimits
 from weir.scheduling.memory_fit import LaneShares, make_memory_fit
 from weir.scheduling.pools import ArenaLoad, OpenSlots, Pool, PrefillCandidate, WorkerPools, WorkerState
-from weir.scheduling.prefix_view import Hashes, PrefixView, hashes_from
+from weir.scheduling.prefix_view import Hashes, PrefixDepths, PrefixView, hashes_from
 from weir.scheduling.request import PlacementPlan, ScheduledRequest
 from weir.scheduling.reservations import PrefillLoad, Reservations
+from weir.scheduling.routing.crossing import CrossingPrompt, CrossingRouter, has_room
+from weir.scheduling.routing.links import LinkCost, LinkRates
+from weir.scheduling.routing.router import Option, Router
+from weir.scheduling.routing.sources import LEAST_FETCHED_TOKENS, PromptSources
 from weir.scheduling.workers import Workers
 
 _NUM_SAMPLED = 2
 _MAX_HOLDERS = 2
 _SITUATION_S = 0.25
 _FIRST = itemgetter(0)
-LEAST_FETCHED_TOKENS = 256
-"""Fewer are computed again sooner than they are asked for."""
 
 
-class Option(NamedTuple):
-    """One candidate for one request, with what is expected there; the least `cost_ms` is the best."""
+class _Prompt(NamedTuple):
+    """What is known of the pages of one."""
 
-    cost_ms: float
-    candidate: PrefillCandidate
-    decode_workers: Sequence[WorkerState]
-    """Those that have a slot for it, the best first; never none."""
-    num_cached_tokens: int
-    is_full: bool
-    """It has as many prompts as it may have, and is an option only for what it has cached."""
-    queue_ms: float
-    prefill_ms: float
-    hand_off_ms: float
-
-    @property
-    def ttft_ms(self) -> float:
-        return self.queue_ms + self.prefill_ms + self.hand_off_ms
-
-    def kind(self, split: "Option | None") -> str:
-        """Why it was chosen, as the metric's label. `split`: the best one on a prefill worker."""
-        if not self.candidate.is_local:
-            return "split_cached" if self.num_cached_tokens else "split"
-        if split is None:
-            return "local"
-        if split.queue_ms > self.ttft_ms:
-            return "local_queue"
-        return "local_hand_off" if split.hand_off_ms > split.prefill_ms else "local_short"
-
-
-class Router:
-    """What it costs to place a request on a worker, by the rule that the limits name."""
-
-    def __init__(self, limits: PlacingLimits) -> None:
-        self._limits = limits
-        self._random = random.Random(limits.seed)
-        self._is_estimating = limits.router == "estimated-ttft"
-
-    def option(
-        self,
-        candidate: PrefillCandidate,
-        decode_workers: Sequence[WorkerState],
-        submit: Submit,
-        num_cached_tokens: int,
-        *,
-        is_full: bool,
-        has_both_kinds: bool,
-        now_s: float,
-    ) -> Option:
-        """`has_both_kinds`: prefill workers and decode workers could prefill it."""
-        worker, limits = candidate.worker, self._limits
-        num_uncached = submit.num_prompt_tokens - num_cached_tokens
-        queue_ms = worker.prefill.queue_ms(now_s) if worker.prefill.prompts else 0.0
-        if candidate.is_local:
-            prefill_ms, hand_off_ms = worker.prefill_beside_ms(num_uncached, num_cached_tokens), 0.0
-            ttft_ms = queue_ms + (prefill_ms + limits.local_harm * prefill_ms * len(worker.decode.priorities))
-            if has_both_kinds:
-                ttft_ms /= 1 - limits.local_gain
-        else:
-            prefill_ms = worker.prefill_ms(num_uncached, num_cached_tokens)
-            hand_off_ms = limits.hand_off_time_ms(submit.num_prompt_tokens)
-            ttft_ms = queue_ms + (prefill_ms + hand_off_ms)
-        itl_cost_ms = limits.itl_weight * decode_workers[0].itl_ms(submit.num_prompt_tokens)
-        if self._is_estimating:
-            cost_ms = ttft_ms + limits.prefill_weight * prefill_ms + itl_cost_ms
-        else:
-            cost_ms = self._baseline_cost(num_cached_tokens, queue_ms, itl_cost_ms)
-        return Option(cost_ms, candidate, decode_workers, num_cached_tokens, is_full, queue_ms, prefill_ms, hand_off_ms)
-
-    def _baseline_cost(self, num_cached_tokens: int, queue_ms: float, itl_cost_ms: float) -> float:
-        match self._limits.router:
-            case "longest-prefix":
-                return -num_cached_tokens
-            case "random":
-                return self._random.random()
-            case _:
-                return queue_ms + itl_cost_ms
+    hashes: Hashes
+    depths: PrefixDepths
+    sources: PromptSources | None
+    """None: nothing of it can come from another host."""
 
 
 class Placer:
@@ -139,7 +70,8 @@ class Placer:
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
         self._is_timeless = limits.placing.memory_fit == "conservative"
         self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
-        self.pools = WorkerPools(self._workers, self._reservations, limits.slot_overcommit)
+        crosses_hosts = limits.placing.crossing == "prompts"
+        self.pools = WorkerPools(self._workers, self._reservations, limits.slot_overcommit, crosses_hosts=crosses_hosts)
         if is_new:
             self._start_over()
 
@@ -165,9 +97,8 @@ class Placer:
 
     def num_uncached_tokens(self, submit: Submit) -> int:
         """Of its prompt, where most of it is cached; at least 1."""
-        hashes = hashes_from(submit.page_hashes)
-        holders = self.prefixes.deepest(self.pools.pool(submit.model, "").arena_ids, hashes) if hashes else ()
-        num_cached = self.prefixes.num_cached_tokens(holders[0], hashes) if holders else 0
+        depths = self.prefixes.look_up(hashes_from(submit.page_hashes))
+        num_cached = depths.most_tokens(self.pools.pool(submit.model, "").arena_ids)
         return max(submit.num_prompt_tokens - num_cached, 1)
 
     def is_kept_out(self, request: ScheduledRequest, page_counts: Collection[int], now_s: float) -> bool:
@@ -191,29 +122,42 @@ class Placer:
         pool = self.pools.pool(request.submit.model, self._groups.get(request.lane, ""))
         if request.priority >= pool.slots.bound:
             return None
-        hashes = hashes_from(request.submit.page_hashes)
+        prompt = self._look_up(request, pool, now_s)
         plan = None
         if pool.num_choices > self._limits.placing.small_pool:
-            sample = self._sample(pool, hashes)
-            plan = self._try_plan(request, sample, pool, hashes, now_s, is_sample=True)
-        return plan or self._try_plan(request, pool.candidates, pool, hashes, now_s, is_sample=False)
+            plan = self._try_plan(request, self._sample(pool, prompt.depths), pool, prompt, now_s, is_sample=True)
+        return plan or self._try_plan(request, pool.candidates, pool, prompt, now_s, is_sample=False)
 
-    def metrics(self) -> dict[str, float]:
+    def prefixes_changed(self, message: PrefixChanged, now_s: float) -> None:
+        """What came into an arena, went, or was fetched from others."""
+        self.prefixes.change(message, now_s)
+        self.links.learn(message.arena_id, message.fetched[:MAX_FETCHED], now_s)
+
+    def metrics(self, now_s: float) -> dict[str, float]:
         """Counters (`_total`) and gauges."""
         counts = {f"placed_{kind}_total": float(count) for kind, count in self._counts.items()}
-        return counts | self.prefixes.metrics()
+        return counts | self.prefixes.metrics() | self.links.metrics(now_s)
 
     def _start_over(self) -> None:
         placing = self._limits.placing
         self._memory_fit = make_memory_fit(placing, self._limits.page_overcommit)
         self._random = random.Random(placing.seed)
         self._router = Router(placing)
+        self.links = LinkRates(LinkCost.of_rate(placing.link_mbit_s, placing.link_round_trip_ms))
+        self._crossing = CrossingRouter(placing, self.links)
 
-    def _sample(self, pool: Pool, hashes: Hashes) -> Sequence[PrefillCandidate]:
+    def _look_up(self, request: ScheduledRequest, pool: Pool, now_s: float) -> _Prompt:
+        hashes = hashes_from(request.submit.page_hashes)
+        depths, sources, addresses = self.prefixes.look_up(hashes), None, pool.pages_addresses
+        if hashes and len(addresses) > 1 and self._limits.placing.crossing != "nothing":
+            sources = PromptSources(self.prefixes, self.links, addresses, pool.exchanging, hashes, depths, now_s)
+        return _Prompt(hashes, depths, sources)
+
+    def _sample(self, pool: Pool, depths: PrefixDepths) -> Sequence[PrefillCandidate]:
         """A few candidates, and some of those that have the longest prefix, in the order of the pool."""
         candidates = pool.candidates
         sampled = {self._random.randrange(len(candidates)) for _ in range(_NUM_SAMPLED)}
-        holders = self.prefixes.deepest(pool.arena_ids, hashes)
+        _, holders = depths.deepest(pool.arena_ids, _MAX_HOLDERS)
         if holders:
             at_holders = [index for index, one in enumerate(candidates) if one.worker.arena.arena_id in holders]
             sampled |= {at_holders[self._random.randrange(len(at_holders))] for _ in range(_MAX_HOLDERS)}
@@ -224,46 +168,37 @@ class Placer:
         request: ScheduledRequest,
         candidates: Sequence[PrefillCandidate],
         pool: Pool,
-        hashes: Hashes,
+        prompt: _Prompt,
         now_s: float,
         *,
         is_sample: bool,
     ) -> PlacementPlan | None:
-        options = self._options(request, candidates, pool.slots, hashes, now_s, is_sample=is_sample)
+        options = self._options(request, candidates, pool, prompt, now_s, is_sample=is_sample)
+        options.sort(key=_FIRST)
+        if prompt.sources is not None and pool.senders and self._may_gain_by_crossing(options, pool):
+            options += self._crossings(request, pool, prompt, now_s, is_choice=bool(options))
+            options.sort(key=_FIRST)
         if all(option.is_full for option in options):
             return None
-        options.sort(key=_FIRST)
         choice = self._try_choose(request, options, now_s)
         if choice is None:
             return None
         option, decode_worker = choice
-        arena_id = option.candidate.worker.arena.arena_id
-        prefix_source = self._prefix_source(pool, arena_id, hashes)
-        self.prefixes.place(arena_id, hashes, now_s)
+        computed_at_s = now_s + option.ttft_ms / 1000
+        self.prefixes.place(option.candidate.worker.arena.arena_id, prompt.hashes, now_s, computed_at_s)
+        if option.crossing is not None:
+            self.prefixes.place(decode_worker.arena.arena_id, prompt.hashes, now_s, computed_at_s)
         split = next((one for one in options if not one.candidate.is_local), None)
         kind = option.kind(split)
         self._counts[kind] += 1
-        return self._plan(request, option, decode_worker, kind, prefix_source)
-
-    def _prefix_source(self, pool: Pool, arena_id: str, hashes: Hashes) -> str:
-        """Where the prefix of a prompt that is placed in this arena comes from, if another one has enough more of it.
-        Load comes first: what is placed elsewhere takes its prefix along, also while it is being computed there. What
-        is only about to be computed in this one does not count: of several prompts that begin alike whichever comes
-        first is to bring it."""
-        addresses = pool.pages_addresses
-        if len(addresses) < 2 or arena_id not in addresses or not hashes:
-            return ""
-        holders = self.prefixes.deepest([other for other in addresses if other != arena_id], hashes)
-        num_there = self.prefixes.num_cached_tokens(holders[0], hashes) if holders else 0
-        num_here = self.prefixes.num_reported_tokens(arena_id, hashes)
-        return addresses[holders[0]] if num_there - num_here >= LEAST_FETCHED_TOKENS else ""
+        return self._plan(request, option, decode_worker, kind)
 
     def _options(
         self,
         request: ScheduledRequest,
         candidates: Sequence[PrefillCandidate],
-        slots: OpenSlots,
-        hashes: Hashes,
+        pool: Pool,
+        prompt: _Prompt,
         now_s: float,
         *,
         is_sample: bool,
@@ -273,11 +208,10 @@ class Placer:
         One that has as many prompts as it may have is among them only for what it has cached: a request that waits
         for it there waits less than a prefill elsewhere takes.
         """
-        submit, max_prefills, max_tokens = request.submit, self._limits.max_prefills, self._limits.max_prefill_tokens
+        submit, slots, max_prefills = request.submit, pool.slots, self._limits.max_prefills
         num_prompt_tokens, num_context_tokens = submit.num_prompt_tokens, request.num_tokens
         open_ids = None if is_sample else slots.open_to(request.priority)
         has_both_kinds = bool(candidates) and candidates[0].is_local != candidates[-1].is_local
-        cached_by_arena: dict[str, int] = {}
         decode_by_host: dict[tuple[WorkerState, ...], Sequence[WorkerState]] = {}
         options: list[Option] = []
         for candidate in candidates:
@@ -286,19 +220,12 @@ class Placer:
                 continue
             if open_ids is not None and candidate.decode_ids.isdisjoint(open_ids):
                 continue
-            num_cached, load = 0, worker.prefill
-            if hashes:
-                arena_id = worker.arena.arena_id
-                if arena_id not in cached_by_arena:
-                    cached_by_arena[arena_id] = self.prefixes.num_cached_tokens(arena_id, hashes)
-                num_cached = min(cached_by_arena[arena_id], num_prompt_tokens - 1)  # the last one is computed
-            num_prompts, num_tokens = len(load.prompts), load.num_tokens
-            if num_prompts >= max_prefills or num_tokens + num_prompt_tokens > max_tokens:
-                num_prompts, num_tokens = load.ahead_of(request.scheduling.lane_priority)
-            num_tokens += num_prompt_tokens - num_cached
-            is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens > max_tokens)
-            if is_full and self._has_share_left(request, load):
-                num_prompts, is_full = 0, False
+            load = worker.prefill
+            # The last one is computed.
+            num_cached = min(prompt.depths.num_tokens(worker.arena.arena_id), num_prompt_tokens - 1)
+            if candidate.is_last_resort and not self._must_prefill(candidate, pool, prompt, submit, num_cached):
+                continue
+            is_full, num_prompts = self._fullness(request, load, num_prompt_tokens - num_cached)
             if is_full and (not num_cached or num_prompts >= max_prefills):
                 continue
             decode = decode_by_host.get(candidate.decode_workers)
@@ -306,11 +233,80 @@ class Placer:
                 decode = self._open_decode_workers(request, candidate.decode_workers, slots, is_sample=is_sample)
                 decode_by_host[candidate.decode_workers] = decode
             if decode:
+                fetch = None if prompt.sources is None else prompt.sources.try_fetch(worker)
                 option = self._router.option(
-                    candidate, decode, submit, num_cached, is_full=is_full, has_both_kinds=has_both_kinds, now_s=now_s
+                    candidate,
+                    decode,
+                    submit,
+                    num_cached,
+                    fetch,
+                    is_full=is_full,
+                    has_both_kinds=has_both_kinds,
+                    now_s=now_s,
                 )
                 options.append(option)
         return options
+
+    def _may_gain_by_crossing(self, options: Sequence[Option], pool: Pool) -> bool:
+        """On one host the pages of a prompt do not move: its wait can be shorter elsewhere, or the decoding quicker.
+        Where there are many hosts another one is as good."""
+        best = next((option for option in options if not option.is_full), None)
+        if best is None or best.candidate.is_local or best.queue_ms > self._limits.placing.link_round_trip_ms:
+            return True
+        decode = best.decode_workers[0]
+        is_large = pool.num_choices > self._limits.placing.small_pool
+        return not is_large and 2 * len(decode.decode.priorities) > decode.max_num_seqs
+
+    def _crossings(
+        self, request: ScheduledRequest, pool: Pool, prompt: _Prompt, now_s: float, *, is_choice: bool
+    ) -> list[Option]:
+        """From each sender, or a few of many, to the best decode worker of another host. `is_choice`: there are other
+        options."""
+        assert prompt.sources is not None, "prompts cross only between hosts that exchange pages"
+        senders, receivers = pool.senders, self._receivers(request, pool)
+        crossing = CrossingPrompt(request.submit, prompt.hashes, prompt.depths, prompt.sources.reported)
+        if len(senders) > self._limits.placing.small_pool:
+            senders = tuple(self._random.sample(senders, _NUM_SAMPLED))
+        options = []
+        for sender in senders:
+            if self._fullness(request, sender.worker.prefill, request.submit.num_prompt_tokens)[0]:
+                continue
+            for receiver in receivers:
+                if receiver.arena.arena_id != sender.worker.arena.arena_id:
+                    option = self._crossing.try_option(crossing, sender, receiver, now_s, is_choice=is_choice)
+                    options += [] if option is None else [option]
+                    break
+        return options
+
+    def _receivers(self, request: ScheduledRequest, pool: Pool) -> Sequence[WorkerState]:
+        """Decode workers with a slot for it, the best first; a few, if they are many."""
+        workers = pool.senders[0].decode_workers
+        if len(workers) > self._limits.placing.small_pool:
+            open_ids = pool.slots.open_to(request.priority)
+            workers = tuple(worker for worker in workers if worker.worker_id in open_ids)
+            workers = tuple(self._random.sample(workers, min(len(workers), _NUM_SAMPLED)))
+        return self._open_decode_workers(request, workers, pool.slots, is_sample=False) if workers else ()
+
+    def _must_prefill(
+        self, candidate: PrefillCandidate, pool: Pool, prompt: _Prompt, submit: Submit, num_cached: int
+    ) -> bool:
+        """Whether a decode worker that is not to prefill does all the same: hardly anything is left to compute, or no
+        other host can do it."""
+        num_pages = min(len(prompt.hashes), (submit.num_prompt_tokens - 1) // PAGE_TOKENS)
+        if num_pages * PAGE_TOKENS - num_cached < LEAST_FETCHED_TOKENS:
+            return True
+        return not any(self._crossing.can_cross(num_pages, sender.worker, candidate.worker) for sender in pool.senders)
+
+    def _fullness(self, request: ScheduledRequest, load: PrefillLoad, num_uncached: int) -> tuple[bool, int]:
+        """Whether a worker has as many prompts, or tokens of them, as it may have; and how many count."""
+        max_prefills, max_tokens = self._limits.max_prefills, self._limits.max_prefill_tokens
+        num_prompts, num_tokens = len(load.prompts), load.num_tokens
+        if num_prompts >= max_prefills or num_tokens + request.submit.num_prompt_tokens > max_tokens:
+            num_prompts, num_tokens = load.ahead_of(request.scheduling.lane_priority)
+        is_full = num_prompts > 0 and (num_prompts >= max_prefills or num_tokens + num_uncached > max_tokens)
+        if is_full and self._has_share_left(request, load):
+            return False, 0
+        return is_full, num_prompts
 
     def _has_share_left(self, request: ScheduledRequest, load: PrefillLoad) -> bool:
         """Whether the worker may have a prompt more of the lane, for the steps of which a part is the lane's own."""
@@ -352,6 +348,9 @@ class Placer:
         """The first option, and of it the first decode worker, whose arena has room."""
         refused: set[str] = set()
         for option in options:
+            crossing, sender = option.crossing, option.candidate.worker
+            if crossing and not has_room(crossing.num_pages, sender, option.decode_workers[0]):
+                continue
             for worker in option.decode_workers:
                 arena_id = worker.arena.arena_id
                 if arena_id not in refused and self._has_memory(request, worker.arena, now_s):
@@ -360,7 +359,7 @@ class Placer:
         return None
 
     def _has_memory(self, request: ScheduledRequest, arena: ArenaLoad, now_s: float) -> bool:
-        submit, num_pages = request.submit, arena.num_pages
+        submit, num_pages = request.submit, arena.num_pages - arena.num_leaving_pages
         if self._is_shared_out:
             charged, wanting = arena.pages_by_lane(), self._wanting(submit.model)
             if self._shares.can_take_back(request.lane, self._memory_fit.charged_pages(submit), charged, num_pages):
@@ -369,10 +368,10 @@ class Placer:
             num_pages = num_open + sum(charged.values())
         return self._memory_fit.fits(arena, num_pages, submit, now_s)
 
-    def _plan(
-        self, request: ScheduledRequest, option: Option, decode_worker: WorkerState, kind: str, prefix_source: str
-    ) -> PlacementPlan:
-        submit, prefill, decode = request.submit, option.candidate.worker.record, decode_worker.record
+    def _plan(self, request: ScheduledRequest, option: Option, decode_worker: WorkerState, kind: str) -> PlacementPlan:
+        submit, source, crossing = request.submit, option.prefix_source, option.crossing
+        sender, decode = option.candidate.worker.record, decode_worker.record
+        prefill = decode if crossing else sender
         placement = Placement(
             dispatch=submit.dispatch,
             prefill_worker_id=prefill.worker_id,
@@ -382,8 +381,10 @@ class Placer:
             num_reserved_pages=request.num_pages,
             scheduling=request.scheduling,
             reason=f"{kind}: first token in about {option.ttft_ms:.0f} ms, {option.num_cached_tokens} of "
-            f"{submit.num_prompt_tokens} tokens cached{', more from ' if prefix_source else ''}{prefix_source}",
-            prefix_source=prefix_source,
+            f"{submit.num_prompt_tokens} tokens cached{', more from ' if source else ''}{source}",
+            prefix_source=source,
+            prefix_worker_id=sender.worker_id if crossing else "",
+            prefix_worker_address=sender.address if crossing else "",
         )
         return PlacementPlan(
             placement,
@@ -391,4 +392,5 @@ class Placer:
             num_cached_tokens=option.num_cached_tokens,
             prefill_ms=option.prefill_ms,
             itl_ms=decode_worker.itl_ms(submit.num_prompt_tokens),
+            num_crossing_pages=crossing.num_pages if crossing else 0,
         )

@@ -38,6 +38,17 @@ class ArenaLoad:
     """The host's, or the worker's if it has memory of its own."""
     num_pages: int
     loads: tuple[DecodeLoad, ...]
+    prefill_loads: tuple[PrefillLoad, ...] = ()
+
+    @property
+    def num_leaving_pages(self) -> int:
+        """Of prompts that are computed here for other hosts."""
+        return sum(load.num_leaving_pages for load in self.prefill_loads)
+
+    @property
+    def num_arriving_pages(self) -> int:
+        """Of prompts that other hosts compute; they are reserved by their requests already."""
+        return sum(load.num_arriving_pages for load in self.loads)
 
     @property
     def num_reserved_pages(self) -> int:
@@ -185,6 +196,8 @@ class PrefillCandidate:
     is_local: bool
     """A decode worker that prefills beside what it decodes."""
     decode_ids: frozenset[str]
+    is_last_resort: bool = False
+    """It is not to prefill, and does where no other host can for it, or where hardly anything is left to compute."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,11 +206,15 @@ class Pool:
 
     candidates: tuple[PrefillCandidate, ...]
     """Prefill workers first, local candidates last."""
+    senders: tuple[PrefillCandidate, ...]
+    """Prefill workers with the decode workers of all hosts that prompts can cross to; none where they do not."""
     slots: OpenSlots
-    arena_ids: tuple[str, ...]
-    """Of the candidates, each once."""
+    arena_ids: frozenset[str]
+    """Of the candidates."""
     pages_addresses: Mapping[str, str]
     """Where other hosts get the pages of an arena, by its id: also of arenas whose workers take no requests now."""
+    exchanging: frozenset[str]
+    """Their arenas."""
     host_sizes: tuple[tuple[int, int], ...]
     """(pages, tokens of context) that one request can have on each host if nothing else runs."""
     num_pages: int
@@ -217,10 +234,14 @@ class Pool:
 class WorkerPools:
     """One `Pool` for each model and worker group, under one `slot_overcommit` of the limits."""
 
-    def __init__(self, workers: Workers, reservations: Reservations, slot_overcommit: float) -> None:
+    def __init__(
+        self, workers: Workers, reservations: Reservations, slot_overcommit: float, *, crosses_hosts: bool = False
+    ) -> None:
+        """`crosses_hosts`: one host may compute a prompt for another."""
         self._workers = workers
         self._reservations = reservations
         self._slot_overcommit = slot_overcommit
+        self._crosses_hosts = crosses_hosts
         self._pools: dict[tuple[str, str], Pool] = {}
         self._num_changes = -1
 
@@ -240,32 +261,50 @@ class WorkerPools:
         return pool
 
     def _make(self, model: str, group: str) -> Pool:
-        hosts = self._workers.hosts_of(model, group)
+        hosts, computing = self._workers.views_of(model, group)
         split: list[PrefillCandidate] = []
         local: list[PrefillCandidate] = []
+        prefill: list[WorkerState] = []
         for host in hosts:
+            if not (self._crosses_hosts or host.prefill or any(one.serves_locally for one in host.decode)):
+                continue
             decode = tuple(self._worker_state(host, record) for record in host.decode)
             decode_ids = frozenset(worker.worker_id for worker in decode)
-            split += [
-                PrefillCandidate(self._worker_state(host, record), decode, False, decode_ids) for record in host.prefill
-            ]
+            own = [self._worker_state(host, record) for record in host.prefill]
+            prefill += own
+            split += [PrefillCandidate(worker, decode, False, decode_ids) for worker in own]
             local += [
-                PrefillCandidate(worker, (worker,), True, frozenset({worker.worker_id}))
+                PrefillCandidate(
+                    worker, (worker,), True, frozenset({worker.worker_id}), not worker.record.serves_locally
+                )
                 for worker in decode
-                if worker.record.serves_locally
+                if worker.record.serves_locally or not own
             ]
+        prefill += [self._worker_state(host, record) for host in computing for record in host.prefill]
         candidates = (*split, *local)
         own_pages = {record.worker_id: record.num_own_pages for host in hosts for record in host.decode}
         decode_workers = {worker.worker_id: worker for one in candidates for worker in one.decode_workers}
+        addresses = self._workers.pages_addresses(model)
         return Pool(
             candidates,
+            self._senders(prefill, tuple(decode_workers.values()), addresses),
             OpenSlots(decode_workers, self._slot_overcommit, self._reservations),
-            tuple({candidate.worker.arena.arena_id: None for candidate in candidates}),
-            self._workers.pages_addresses(model),
+            frozenset(candidate.worker.arena.arena_id for candidate in candidates),
+            addresses,
+            frozenset(addresses),
             tuple((host.num_arena_pages, host.max_context_tokens) for host in hosts),
             sum(own_pages.values()) or sum(host.num_arena_pages for host in hosts),
             has_own_group=bool(group) and hosts is not self._workers.hosts_of(model),
         )
+
+    def _senders(
+        self, prefill: Sequence[WorkerState], decode: Sequence[WorkerState], addresses: Mapping[str, str]
+    ) -> tuple[PrefillCandidate, ...]:
+        receivers = tuple(worker for worker in decode if worker.record.pages_address)
+        ids = frozenset(worker.worker_id for worker in receivers)
+        if len(addresses) < 2 or not self._crosses_hosts:
+            return ()
+        return tuple(PrefillCandidate(one, receivers, False, ids) for one in prefill if one.record.pages_address)
 
     def _worker_state(self, host: HostView, record: WorkerRecord) -> WorkerState:
         worker_id = record.worker_id
@@ -273,6 +312,10 @@ class WorkerPools:
         if record.num_own_pages:
             arena = ArenaLoad(worker_id, record.num_own_pages, (decode,))
         else:
-            loads = tuple(self._reservations.decode_load(other_id) for other_id in host.all_decode_ids)
-            arena = ArenaLoad(host.host_id, host.num_arena_pages, loads)
+            arena = self._host_arena(host)
         return WorkerState(record, prefill, decode, arena)
+
+    def _host_arena(self, host: HostView) -> ArenaLoad:
+        loads = tuple(self._reservations.decode_load(worker_id) for worker_id in host.all_decode_ids)
+        prefill_loads = tuple(self._reservations.prefill_load(worker_id) for worker_id in host.all_prefill_ids)
+        return ArenaLoad(host.host_id, host.num_arena_pages, loads, prefill_loads)

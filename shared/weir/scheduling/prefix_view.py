@@ -3,21 +3,24 @@
 Two sources: what the owner of an arena reports (`PrefixChanged`, numbered; a gap means that a message was lost, and
 then a snapshot is asked for), and what was placed there a moment ago and is being computed. Both may be wrong for a
 while: that costs time, never a token. An arena that is silent has nothing.
+
+Pages are kept by hash, each with a bit for every arena that has it, so that a prompt is looked up once for all arenas.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from weir.bus.messages import PrefixChanged, PrefixSnapshot
 from weir.kv.geometry import PAGE_TOKENS
 
 _PLACED_S = 10.0
 """For so long at least, at most twice, a prompt that was placed counts as cached although nobody has said so."""
-_MAX_PLACED = 65_536
+_MAX_PLACED = 1_000_000
 _SILENT_S = 30.0
 _ASK_AGAIN_S = 1.0
 _MAX_ARENAS = 4096
+_MAX_SETS = 1024
 
 Hashes = Sequence[int]
 """Of the full pages of a prompt, chained."""
@@ -29,20 +32,73 @@ def hashes_from(packed: bytes) -> Hashes:
     return memoryview(packed)[: len(packed) // 8 * 8].cast("Q") if packed else NO_HASHES
 
 
+class PrefixDepths:
+    """How much of one prompt each arena has, looked up as it is asked for, each page once; for one decision.
+
+    A page that is somewhere has those before it there, so half of what is left is looked at each time.
+    """
+
+    __slots__ = ("_bits", "_hashes", "_sources", "_view")
+
+    def __init__(self, view: "PrefixView", hashes: Hashes, sources: Sequence[Mapping[int, int]]) -> None:
+        """`sources`: bits of arenas, by hash."""
+        self._view = view
+        self._hashes = hashes
+        self._sources = sources
+        self._bits: dict[int, int] = {}
+        """Of all sources, by the page's place in the prompt."""
+
+    def num_tokens(self, arena_id: str) -> int:
+        """The longest prefix that is there."""
+        return self._deepest(self._view.bit_of(arena_id))[0] * PAGE_TOKENS if self._hashes else 0
+
+    def most_tokens(self, arena_ids: frozenset[str]) -> int:
+        """That one of them has."""
+        return self._deepest(self._view.bits_of(arena_ids))[0] * PAGE_TOKENS if self._hashes else 0
+
+    def deepest(self, arena_ids: frozenset[str], max_ids: int = _MAX_ARENAS) -> tuple[int, tuple[str, ...]]:
+        """(tokens, some of those that have as many), the most that one of them has; none if nobody has any of it."""
+        if not self._hashes:
+            return 0, ()
+        num_pages, bits = self._deepest(self._view.bits_of(arena_ids))
+        return num_pages * PAGE_TOKENS, tuple(islice(self._view.ids_of(bits), max_ids))
+
+    def _deepest(self, among: int) -> tuple[int, int]:
+        """(pages, who has as many)."""
+        known, held = self._bits, self._bits_at(0) & among
+        if not held:
+            return 0, 0
+        found, missing = 0, len(self._hashes)
+        while missing - found > 1:
+            middle = (found + missing) // 2
+            bits = (known[middle] if middle in known else self._bits_at(middle)) & held
+            if bits:
+                found, held = middle, bits
+            else:
+                missing = middle
+        return found + 1, held
+
+    def _bits_at(self, index: int) -> int:
+        bits = self._bits.get(index)
+        if bits is None:
+            page_hash, bits = self._hashes[index], 0
+            for source in self._sources:
+                bits |= source.get(page_hash, 0)
+            self._bits[index] = bits
+        return bits
+
+
 @dataclass(slots=True)
 class _ArenaPrefixes:
+    bit: int
     heard_at_s: float
     incarnation: int = 0
     sequence: int = -1
     """Of the last message taken in; -1: a snapshot is needed."""
     reported: set[int] = field(default_factory=set)
-    placed: set[int] = field(default_factory=set)
-    placed_before: set[int] = field(default_factory=set)
-    placed_since_s: float = 0.0
     asked_at_s: float = -_ASK_AGAIN_S
-
-    def has(self, page_hash: int) -> bool:
-        return page_hash in self.reported or page_hash in self.placed or page_hash in self.placed_before
+    computed_at_s: float = 0.0
+    """When all that was placed there is computed, by estimate."""
 
 
 class PrefixView:
@@ -50,57 +106,65 @@ class PrefixView:
 
     def __init__(self) -> None:
         self._arenas: dict[str, _ArenaPrefixes] = {}
+        self._ids: dict[int, str] = {}
+        """By bit."""
+        self._free_bits: list[int] = []
+        self._reported: dict[int, int] = {}
+        """hash -> bits of the arenas that say they have it. The same of what was placed: lately, and before that."""
+        self._placed: dict[int, int] = {}
+        self._placed_before: dict[int, int] = {}
+        self._placed_since_s = 0.0
+        self._bits: dict[frozenset[str], int] = {}
+        """Of sets of arenas; forgotten when an arena comes or goes."""
         self._num_gaps = 0
 
     def __len__(self) -> int:
         return len(self._arenas)
 
-    def num_cached_tokens(self, arena_id: str, hashes: Hashes) -> int:
-        """The longest prefix that is there. A chain goes from its end, so half of what is left is looked at each time:
-        a page that is there has those before it."""
+    def look_up(self, hashes: Hashes) -> PrefixDepths:
+        """With what was placed and is being computed."""
+        return PrefixDepths(self, hashes, (self._reported, self._placed, self._placed_before))
+
+    def look_up_reported(self, hashes: Hashes) -> PrefixDepths:
+        """Without what is only about to be computed."""
+        return PrefixDepths(self, hashes, (self._reported,))
+
+    def has_reported(self, arena_id: str, page_hash: int) -> bool:
+        return bool(self._reported.get(page_hash, 0) & self.bit_of(arena_id))
+
+    def bit_of(self, arena_id: str) -> int:
+        """0: nobody spoke of it."""
         arena = self._arenas.get(arena_id)
-        if arena is None or not hashes or not arena.has(hashes[0]):
-            return 0
-        reported, placed, before = arena.reported, arena.placed, arena.placed_before
-        found, missing = 0, len(hashes)
-        while missing - found > 1:
-            middle = (found + missing) // 2
-            page_hash = hashes[middle]
-            if page_hash in reported or page_hash in placed or page_hash in before:
-                found = middle
-            else:
-                missing = middle
-        return (found + 1) * PAGE_TOKENS
+        return 0 if arena is None else arena.bit
 
-    def num_reported_tokens(self, arena_id: str, hashes: Hashes) -> int:
-        """As `num_cached_tokens`, without what is only about to be computed there."""
-        arena = self._arenas.get(arena_id)
-        if arena is None:
-            return 0
-        return PAGE_TOKENS * bisect_left(hashes, True, key=lambda page_hash: page_hash not in arena.reported)
+    def bits_of(self, arena_ids: frozenset[str]) -> int:
+        bits = self._bits.get(arena_ids)
+        if bits is None:
+            if len(self._bits) >= _MAX_SETS:
+                self._bits.clear()
+            bits = self._bits[arena_ids] = sum(self.bit_of(arena_id) for arena_id in arena_ids)
+        return bits
 
-    def deepest(self, arena_ids: Sequence[str], hashes: Hashes) -> tuple[str, ...]:
-        """Those that have the longest prefix; none if nobody has any of it."""
-        holders = [(i, self._arenas[i]) for i in arena_ids if i in self._arenas]
-        holders = [(arena_id, arena) for arena_id, arena in holders if hashes and arena.has(hashes[0])]
-        found, missing = 0, len(hashes)
-        while missing - found > 1 and holders:
-            middle = (found + missing) // 2
-            deeper = [(arena_id, arena) for arena_id, arena in holders if arena.has(hashes[middle])]
-            if deeper:
-                holders, found = deeper, middle
-            else:
-                missing = middle
-        return tuple(arena_id for arena_id, _ in holders)
+    def ids_of(self, bits: int) -> Iterator[str]:
+        """Of arenas."""
+        while bits:
+            yield self._ids[bits & -bits]
+            bits &= bits - 1
 
-    def place(self, arena_id: str, hashes: Hashes, now_s: float) -> None:
-        """A prompt is about to be computed there: who begins alike should go there too."""
+    def place(self, arena_id: str, hashes: Hashes, now_s: float, computed_at_s: float = 0.0) -> None:
+        """A prompt is about to be computed there, until `computed_at_s`: who begins alike should go there too."""
         arena = self._arenas.get(arena_id)
         if arena is None or not hashes:
             return
-        if now_s - arena.placed_since_s > _PLACED_S or len(arena.placed) > _MAX_PLACED:
-            arena.placed_before, arena.placed, arena.placed_since_s = arena.placed, set(), now_s
-        arena.placed.update(hashes)
+        if now_s - self._placed_since_s > _PLACED_S or len(self._placed) > _MAX_PLACED:
+            self._placed_before, self._placed, self._placed_since_s = self._placed, {}, now_s
+        arena.computed_at_s = max(arena.computed_at_s, computed_at_s)
+        _add(self._placed, hashes, arena.bit)
+
+    def wait_ms(self, arena_id: str, now_s: float) -> float:
+        """Until what was placed there is computed, by estimate."""
+        arena = self._arenas.get(arena_id)
+        return 0.0 if arena is None else max(0.0, (arena.computed_at_s - now_s) * 1000)
 
     def change(self, message: PrefixChanged, now_s: float) -> None:
         """A KV event. One that comes late or twice is passed over; after a gap a snapshot is needed."""
@@ -108,23 +172,28 @@ class PrefixView:
         if arena is None:
             if len(self._arenas) >= _MAX_ARENAS:
                 return
-            arena = self._arenas[message.arena_id] = _ArenaPrefixes(now_s, message.incarnation)
+            bit = self._free_bits.pop() if self._free_bits else 1 << len(self._arenas)
+            arena = self._arenas[message.arena_id] = _ArenaPrefixes(bit, now_s, message.incarnation)
+            self._ids[bit] = message.arena_id
+            self._bits.clear()
         if message.incarnation < arena.incarnation:
             return
         arena.heard_at_s = now_s
         if message.incarnation == arena.incarnation and message.sequence <= arena.sequence:
             return
         if message.sequence == 0:
-            arena.reported.clear()
+            self._clear(arena)
         elif message.incarnation != arena.incarnation or message.sequence != arena.sequence + 1:
             self._num_gaps += arena.sequence >= 0
             arena.incarnation, arena.sequence = message.incarnation, -1
             return
         arena.incarnation, arena.sequence = message.incarnation, message.sequence
-        evicted = hashes_from(message.evicted)
-        for pages in (arena.reported, arena.placed, arena.placed_before):
-            pages.difference_update(evicted)
-        arena.reported.update(hashes_from(message.added))
+        evicted, added = hashes_from(message.evicted), hashes_from(message.added)
+        arena.reported.difference_update(evicted)
+        arena.reported.update(added)
+        for pages in (self._reported, self._placed, self._placed_before):
+            _discard(pages, evicted, arena.bit)
+        _add(self._reported, added, arena.bit)
         if message.num_pages is not None and len(arena.reported) != message.num_pages:
             self._num_gaps += 1
             arena.sequence = -1
@@ -137,7 +206,9 @@ class PrefixView:
         if snapshot.incarnation == arena.incarnation and snapshot.sequence < arena.sequence:
             return
         arena.incarnation, arena.sequence, arena.heard_at_s = snapshot.incarnation, snapshot.sequence, now_s
+        self._clear(arena)
         arena.reported = set(hashes_from(snapshot.hashes))
+        _add(self._reported, arena.reported, arena.bit)
 
     def take_unknown(self, now_s: float) -> tuple[str, ...]:
         """Arenas whose snapshot should be asked for now; the same one not again within a second."""
@@ -151,7 +222,13 @@ class PrefixView:
     def forget_silent(self, now_s: float) -> None:
         """Drops what nobody has spoken of for long: its owner is gone."""
         for arena_id in [i for i, one in self._arenas.items() if now_s - one.heard_at_s > _SILENT_S]:
-            del self._arenas[arena_id]
+            arena = self._arenas.pop(arena_id)
+            self._clear(arena)
+            for placed in (self._placed, self._placed_before):
+                _discard(placed, [page_hash for page_hash, bits in placed.items() if bits & arena.bit], arena.bit)
+            del self._ids[arena.bit]
+            self._free_bits.append(arena.bit)
+            self._bits.clear()
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -159,3 +236,24 @@ class PrefixView:
             "prefix_pages_known": float(sum(len(arena.reported) for arena in self._arenas.values())),
             "prefix_gaps_total": float(self._num_gaps),
         }
+
+    def _clear(self, arena: _ArenaPrefixes) -> None:
+        _discard(self._reported, arena.reported, arena.bit)
+        arena.reported.clear()
+
+
+def _add(pages: dict[int, int], hashes: Iterable[int], bit: int) -> None:
+    get = pages.get
+    for page_hash in hashes:
+        pages[page_hash] = get(page_hash, 0) | bit
+
+
+def _discard(pages: dict[int, int], hashes: Collection[int], bit: int) -> None:
+    """Where nothing is left of a page it is not kept."""
+    for page_hash in hashes if pages else ():
+        bits = pages.get(page_hash, 0)
+        if bits & bit:
+            if bits == bit:
+                del pages[page_hash]
+            else:
+                pages[page_hash] = bits ^ bit

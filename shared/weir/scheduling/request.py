@@ -25,6 +25,8 @@ class PlacementPlan(NamedTuple):
     prefill_ms: float = 0.0
     """Of its prompt by itself."""
     itl_ms: float = 0.0
+    num_crossing_pages: int = 0
+    """Of its prompt, that another host computes."""
 
 
 @dataclass(slots=True, eq=False)

@@ -26,6 +26,8 @@ class DecodeLoad:
     pages_by_lane: Counter[str] = field(default_factory=Counter)
     """As the memory fit charges them."""
     lengths: RunningLengths = field(default_factory=RunningLengths)
+    num_arriving_pages: int = 0
+    """Of those reserved: of prompts that other hosts are computing."""
 
 
 class _PendingPrompt(NamedTuple):
@@ -33,6 +35,7 @@ class _PendingPrompt(NamedTuple):
     num_tokens: int
     prefill_ms: float
     lane_priority: int
+    num_leaving_pages: int
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class PrefillLoad:
     prefill_ms: float = 0.0
     moved_at_s: float = 0.0
     """When the first one became the first."""
+    num_leaving_pages: int = 0
+    """Of prompts for decode workers of other hosts, whose requests reserve nothing here."""
 
     def ahead_of(self, lane_priority: int) -> tuple[int, int]:
         """(prompts, tokens) of lanes at least as urgent: a worker prefills an urgent prompt before all others."""
@@ -158,13 +163,15 @@ class Reservations:
         decode.lengths.add(
             request.request_id, submit.num_prompt_tokens, submit.max_tokens, submit.predicted_output_tokens, now_s
         )
-        prefill = self.prefill_load(placement.prefill_worker_id)
+        decode.num_arriving_pages += plan.num_crossing_pages
+        prefill = self.prefill_load(placement.reading_worker_id)
         if not prefill.prompts:
             prefill.moved_at_s = now_s
         num_tokens = max(0, submit.num_prompt_tokens - plan.num_cached_tokens)
         prefill.prompts[request.request_id] = _PendingPrompt(
-            now_s, num_tokens, plan.prefill_ms, placement.scheduling.lane_priority
+            now_s, num_tokens, plan.prefill_ms, placement.scheduling.lane_priority, plan.num_crossing_pages
         )
+        prefill.num_leaving_pages += plan.num_crossing_pages
         self._num_prefill_tokens[submit.model, request.lane] += max(1, num_tokens)
         prefill.num_tokens += num_tokens
         prefill.prefill_ms += plan.prefill_ms
@@ -172,7 +179,7 @@ class Reservations:
     def mark_prefilled(self, request: ScheduledRequest, now_s: float) -> None:
         """Its first token is there."""
         plan = request.plan
-        load = self._prefill.get(plan.placement.prefill_worker_id) if plan else None
+        load = self._prefill.get(plan.placement.reading_worker_id) if plan else None
         prompt = load.prompts.pop(request.request_id, None) if load else None
         if plan is None or load is None or prompt is None:
             return
@@ -185,7 +192,9 @@ class Reservations:
         load.prefill_ms = load.prefill_ms - prompt.prefill_ms if load.prompts else 0.0
         load.moved_at_s = now_s
         tokens_per_s = 1000 / plan.itl_ms if plan.itl_ms else 0.0
+        load.num_leaving_pages -= prompt.num_leaving_pages
         decode = self.decode_load(plan.placement.decode_worker_id)
+        decode.num_arriving_pages -= prompt.num_leaving_pages
         decode.num_context_tokens += decode.lengths.start(request.request_id, tokens_per_s, now_s)
 
     def progressed(self, request_id: str, num_output_tokens: int, now_s: float) -> None:
@@ -252,6 +261,11 @@ class Reservations:
             tokens = [prompt.num_tokens for request_id, prompt in prefill.prompts.items() if request_id in placements]
             if len(tokens) != len(prefill.prompts) or sum(tokens) != prefill.num_tokens:
                 errors.append(f"prefill worker {worker_id}: {prefill.num_tokens} tokens of {len(prefill.prompts)}")
+            if sum(prompt.num_leaving_pages for prompt in prefill.prompts.values()) != prefill.num_leaving_pages:
+                errors.append(f"prefill worker {worker_id}: {prefill.num_leaving_pages} pages leave it")
+        num_arriving = sum(load.num_arriving_pages for load in self._decode.values())
+        if num_arriving != sum(load.num_leaving_pages for load in self._prefill.values()):
+            errors.append(f"{num_arriving} pages arrive, not as many leave")
         return errors
 
     def _slot_moved(self, worker_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from weir.bus.messages import WorkerRecord
 
@@ -25,9 +26,11 @@ class HostView:
     host_id: str
     prefill: tuple[WorkerRecord, ...]
     decode: tuple[WorkerRecord, ...]
-    """Those that no prompt can reach are left out: without prefill workers only those that serve locally are here."""
+    """Those that no prompt can reach are left out: without prefill workers only those are here that serve locally, or
+    whose prompts can be computed at other hosts. None at a host that computes prompts for others alone."""
     all_decode_ids: tuple[str, ...]
     """Draining and silent ones too, of any model: their reservations are in the arena as well."""
+    all_prefill_ids: tuple[str, ...]
     num_arena_pages: int
     """Of its largest memory."""
 
@@ -36,9 +39,20 @@ class HostView:
         """The longest sequence that one of its workers can serve, or two of them can together."""
         split = max((record.max_context_tokens for record in self.prefill), default=0)
         return max(
-            record.max_context_tokens if record.serves_locally else min(split, record.max_context_tokens)
+            record.max_context_tokens
+            if record.serves_locally or not self.prefill
+            else min(split, record.max_context_tokens)
             for record in self.decode
         )
+
+
+class HostViews(NamedTuple):
+    """Of one model and group."""
+
+    serving: tuple[HostView, ...]
+    """Those that have decode workers that requests can be placed on."""
+    computing: tuple[HostView, ...]
+    """Those without, whose prefill workers compute prompts for the others."""
 
 
 class Workers:
@@ -49,7 +63,7 @@ class Workers:
         self._entries: dict[str, _Entry] = {}
         self._forgotten: OrderedDict[str, _Entry] = OrderedDict()
         """Of workers that were removed last: whose memory what they had is in."""
-        self._views: dict[tuple[str, str], tuple[HostView, ...]] = {}
+        self._views: dict[tuple[str, str], HostViews] = {}
         self.num_changes = 0
         """Rises whenever a worker comes, goes or changes its record; of its load alone it does not."""
 
@@ -133,15 +147,20 @@ class Workers:
         model, group = entry.record.model, entry.record.group
         if not self.hosts_of(model, group):
             return True
-        return bool(self._view(model, group, without=worker_id) or (group and self._view(model, "", without=worker_id)))
+        left = self._view(model, group, without=worker_id)
+        return bool(left.serving or (group and self._view(model, "", without=worker_id).serving))
 
     def hosts_of(self, model: str, group: str = "") -> tuple[HostView, ...]:
         """Hosts whose workers of the group can serve a request. Where the model has none of the group that take
         requests, those of no group."""
+        return self.views_of(model, group).serving
+
+    def views_of(self, model: str, group: str = "") -> HostViews:
+        """As `hosts_of`, with those that compute prompts for them."""
         key = (model, group)
         if key not in self._views:
             views = self._view(model, group)
-            self._views[key] = views if views or not group else self.hosts_of(model)
+            self._views[key] = views if views.serving or not group else self.views_of(model)
         return self._views[key]
 
     def pages_addresses(self, model: str) -> dict[str, str]:
@@ -158,26 +177,48 @@ class Workers:
         self._views.clear()
         self.num_changes += 1
 
-    def _view(self, model: str, group: str, without: str = "") -> tuple[HostView, ...]:
+    def _view(self, model: str, group: str, without: str = "") -> HostViews:
         by_host: dict[str, list[_Entry]] = {}
         for worker_id, entry in sorted(self._entries.items()):
-            if worker_id == without:
-                continue
-            by_host.setdefault(entry.record.host_id, []).append(entry)
-        views = []
-        for host_id, entries in sorted(by_host.items()):
-            heard = [entry.record for entry in entries if not entry.is_silent]
-            taking = [one for one in heard if not one.is_draining and (one.model, one.group) == (model, group)]
-            prefill = tuple(record for record in taking if record.role == PREFILL)
-            decode = tuple(record for record in taking if record.role == DECODE and (prefill or record.serves_locally))
-            decode_ids = tuple(entry.record.worker_id for entry in entries if entry.record.role == DECODE)
-            if decode:
-                # An arena that several workers report is as large as the most careful of them says.
-                shared = [record.num_arena_pages for record in (*prefill, *decode) if not record.num_own_pages]
-                own = max((record.num_own_pages for record in decode), default=0)
-                num_pages = max(own, min(shared, default=0))
-                views.append(HostView(host_id, prefill, decode, decode_ids, num_pages))
-        return tuple(views)
+            if worker_id != without:
+                by_host.setdefault(entry.record.host_id, []).append(entry)
+        taking = {
+            host_id: [
+                entry.record
+                for entry in entries
+                if not (entry.is_silent or entry.record.is_draining)
+                and (entry.record.model, entry.record.group) == (model, group)
+            ]
+            for host_id, entries in by_host.items()
+        }
+        senders = {i for i, records in taking.items() if any(r.role == PREFILL and r.pages_address for r in records)}
+        serving, computing = list[HostView](), list[HostView]()
+        for host_id, records in sorted(taking.items()):
+            view = _host_view(host_id, records, by_host[host_id], can_receive=bool(senders - {host_id}))
+            if view.decode:
+                serving.append(view)
+            elif host_id in senders:
+                computing.append(view)
+        return HostViews(tuple(serving), tuple(computing))
+
+
+def _host_view(host_id: str, taking: list[WorkerRecord], entries: list[_Entry], *, can_receive: bool) -> HostView:
+    """`taking`: workers that take requests of the view's model and group; `entries`: all of the host. `can_receive`:
+    other hosts compute prompts for those that exchange pages."""
+    prefill = tuple(record for record in taking if record.role == PREFILL)
+    decode = tuple(
+        record
+        for record in taking
+        if record.role == DECODE and (prefill or record.serves_locally or (can_receive and record.pages_address))
+    )
+    # An arena that several workers report is as large as the most careful of them says.
+    shared = [record.num_arena_pages for record in (*prefill, *decode) if not record.num_own_pages]
+    own = max((record.num_own_pages for record in decode), default=0)
+    ids = {
+        role: tuple(entry.record.worker_id for entry in entries if entry.record.role == role)
+        for role in (DECODE, PREFILL)
+    }
+    return HostView(host_id, prefill, decode, ids[DECODE], ids[PREFILL], max(own, min(shared, default=0)))
 
 
 def _without_load(record: WorkerRecord) -> WorkerRecord:

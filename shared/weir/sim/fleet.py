@@ -1,11 +1,12 @@
 """The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
 
-from weir.bus.messages import SCHEDULER_HASH_BYTES, PrefixChanged, WorkerRecord
+from weir.bus.messages import SCHEDULER_HASH_BYTES, Placement, PrefixChanged, WorkerRecord
 from weir.engine.counters import EngineCounters
 from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenSampled
 from weir.kv.geometry import PAGE_TOKENS
 from weir.sim.cores import SharedCores
 from weir.sim.engines.make import EngineMaker
+from weir.sim.exchange import SimExchange, order_of
 from weir.sim.gateway import MODEL, SimGateway
 from weir.sim.hand_offs import SimHandOffs
 from weir.sim.memory import Location, PrefixMemory, SimPageMemory, locations_of
@@ -51,6 +52,7 @@ class Fleet:
         self._gateway = gateway
         self._scheduler = scheduler
         self._hand_offs = SimHandOffs(spec, timeline, self._lose)
+        self._exchange = None if spec.host_link is None else SimExchange(spec, timeline)
         self._is_stopped = False
 
     def begin(self) -> None:
@@ -74,16 +76,52 @@ class Fleet:
         assert placement is not None, "only a granted request is started"
         if state.is_over:
             return
+        if not placement.prefix_source or not self._try_bring(state, placement):
+            self._begin(state)
+
+    def _begin(self, state: SimRequestState) -> None:
+        placement = state.placement
+        assert placement is not None, "only a granted request is started"
+        if state.is_over:
+            return
         worker = self._workers.get(placement.prefill_worker_id)
         if worker is None:
             self._lose(state)
             return
         # At least the last token is computed, for its logits.
         pages = worker.memory.match(worker.index, state.hashes[: (state.request.num_prompt_tokens - 1) // PAGE_TOKENS])
-        state.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
+        if state.order is None:
+            state.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
         state.num_sealed_pages = len(pages)
         arrival = SimArrival(state, page_ids=pages)
         worker.post(lambda engine: engine.add(arrival))
+
+    def _try_bring(self, state: SimRequestState, placement: Placement) -> bool:
+        """Has its prefix come from another host, computed there for it if so placed; it starts when that is over."""
+        location = self._locations[placement.prefill_worker_id]
+        source = placement.prefix_source.partition(":")[0]
+        hashes = state.hashes[: (state.request.num_prompt_tokens - 1) // PAGE_TOKENS]
+        assert self._exchange is not None, "only hosts exchange prefixes"
+        assert isinstance(location.memory, PrefixMemory), "hosts keep prefixes"
+        incoming = self._exchange.try_reserve(
+            source, location.host_id, location.memory, hashes, lambda: self._begin(state)
+        )
+        if incoming is None:
+            return False
+        memory = self._memories[source]
+        assert isinstance(memory, PrefixMemory), "hosts keep prefixes"
+        exchange, sender = self._exchange, self._workers.get(placement.prefix_worker_id)
+        exchange.send(incoming, memory.num_cached(hashes), sender is None)
+        if sender is None:
+            return True
+        order = order_of(state, placement, hashes, lambda num, is_last: exchange.send(incoming, num, is_last))
+        self._gateway.states[order.request.request_id] = state.order = order
+        pages = sender.memory.match(sender.index, order.hashes[:-1])
+        order.num_sealed_pages = len(pages)
+        state.outcome.num_cached_tokens = len(pages) * PAGE_TOKENS
+        arrival = SimArrival(order, page_ids=pages)
+        sender.post(lambda engine: engine.add(arrival))
+        return True
 
     def cancel(self, state: SimRequestState) -> None:
         """The request is not wanted any more."""
@@ -93,13 +131,22 @@ class Fleet:
             worker = self._workers.get(worker_id)
             if worker is not None:
                 worker.post(lambda engine: engine.cancel(state))
+        order = state.order
+        if order is not None and not order.is_over:
+            _end_order(order)
+            sender = self._workers.get(placement.prefix_worker_id)
+            if sender is not None:
+                sender.post(lambda engine: engine.cancel(order))
 
     def on_events(self, worker: SimWorker, events: tuple[Event, ...]) -> None:
         states, on_token = self._gateway.states, self._gateway.on_token
         for event in events:
             if event.__class__ is TokenSampled:  # nearly all are
                 state = states[event.key.request_id]
-                on_token(state, is_last=event.index + 1 == state.num_true_tokens)
+                if state.on_computed is None:
+                    on_token(state, is_last=event.index + 1 == state.num_true_tokens)
+                else:  # its last chunk may be reported behind it
+                    self._timeline.after(0, lambda order=state: _end_order(order))  # type: ignore[misc]
                 continue
             match event:
                 case ChunkComputed() if states[event.key.request_id].hashes:
@@ -107,7 +154,7 @@ class Fleet:
                 case HandOffReady():
                     self._hand_over(worker, event)
                 case SequenceEnded(key, _, failure) if failure is not None:
-                    self._gateway.on_failure(states[key.request_id], failure.reason.value)
+                    self._fail(states[key.request_id], failure.reason.value)
                 case _:
                     pass
 
@@ -135,7 +182,8 @@ class Fleet:
                 totals[name] = totals.get(name, 0.0) + value
             totals["busy_s"] = totals.get("busy_s", 0.0) + worker.busy_ns / NS_PER_S
         totals.pop("page_fingerprint", None)
-        return totals | self._hand_offs.counters()
+        exchanged = {} if self._exchange is None else self._exchange.counters()
+        return totals | self._hand_offs.counters() | exchanged
 
     def note_preemptions(self) -> None:
         """In the outcomes, at the end of a run."""
@@ -185,6 +233,8 @@ class Fleet:
             max_num_batched_tokens=worker.engine.max_step_tokens,
             num_own_pages=location.num_own_pages,
             cost=pool.profile.step,
+            pages_address=f"{location.host_id}:1" if self._exchange is not None else "",
+            page_bytes=pool.profile.kv_bytes_per_token * PAGE_TOKENS,
         )
         self._scheduler.worker_seen(record)
         self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(location, worker))
@@ -201,7 +251,13 @@ class Fleet:
         self._hand_offs.begin(worker, receiver, ready, state, delay_ns)
 
     def _lose(self, state: SimRequestState) -> None:
-        self._gateway.on_failure(state, "worker_lost")
+        self._fail(state, "worker_lost")
+
+    def _fail(self, state: SimRequestState, reason: str) -> None:
+        if state.on_computed is None:
+            self._gateway.on_failure(state, reason)
+        else:
+            _end_order(state)
 
     def _plan_failure(self, failure: FailureSpec) -> None:
         start_ns = self._timeline.start_ns
@@ -235,6 +291,15 @@ def _seal(worker: SimWorker, state: SimRequestState, chunk: ChunkComputed) -> No
     if end > first:
         state.num_sealed_pages = end
         worker.memory.seal(worker.index, chunk.page_ids[first:end], state.hashes[first:end])
+        if state.on_computed is not None:
+            state.on_computed(end, False)
+
+
+def _end_order(order: SimRequestState) -> None:
+    """What it computed for another host is there now, or will never be."""
+    order.is_over = True
+    if order.on_computed is not None:
+        order.on_computed(0, True)
 
 
 class SimPrefixEvents:

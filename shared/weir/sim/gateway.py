@@ -25,11 +25,12 @@ class SimGateway:
         timeline: Timeline,
         scheduler: SimScheduler,
         *,
-        keeps_prefixes: bool,
+        hashes: PromptHashes | None,
         start: Callable[[SimRequestState], None],
         cancel: Callable[[SimRequestState], None],
     ) -> None:
-        """`start`, `cancel`: to the workers; called when the message is there."""
+        """`start`, `cancel`: to the workers; called when the message is there. `hashes`: of prompts; None: no
+        prefixes are kept."""
         self.states: dict[str, SimRequestState] = {}
         self.outcomes: list[RequestOutcome] = []
         self.gap_counts_by_ms: Counter[int] = Counter()
@@ -40,7 +41,7 @@ class SimGateway:
         """By tenant, as the last report found it."""
         self._granted: dict[str, SimRequestState] = {}
         """Those that were over a moment ago included."""
-        self._hashes = PromptHashes(workload.block_tokens) if keeps_prefixes else None
+        self._hashes = hashes
         self._timeline = timeline
         self._bus_ns = ns_of_ms(profile.bus_ms)
         self._stream_ns = ns_of_ms(profile.stream_ms)

@@ -11,7 +11,7 @@ from weir.core.life import Attempt, FinishReason
 from weir.core.sampling import TokenLogprobs
 from weir.engine.messages import PageBundle
 from weir.kv.arena.ownership import Move, OwnershipTable
-from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE, PageState, SlotState
+from weir.kv.layout import PAGE_DTYPE, SLOT_DTYPE, TRANSFER_LEASE, PageState, SlotState
 from weir.kv.messages import PageChain
 from weir.kv.prefixes import PrefixIndex
 from weir.kv.records.record import SequenceParams
@@ -240,6 +240,21 @@ class PrefixMemory:
         self._table.prefixes.pin(worker, np.array(pages, np.int64))
         return tuple(pages)
 
+    def num_cached(self, hashes: Sequence[bytes]) -> int:
+        """First pages of the prefix that are here."""
+        return len(self._table.prefixes.find_prefix(hashes))
+
+    def try_reserve(self, num_pages: int) -> tuple[int, ...] | None:
+        """For what comes from another host. None: there is no room, or nothing is wanted."""
+        acquired = self._table.try_acquire(TRANSFER_LEASE, num_pages, 0) if num_pages else None
+        return None if acquired is None else acquired.page_ids
+
+    def settle(self, page_ids: Sequence[int], hashes: Sequence[bytes], all_hashes: Sequence[bytes]) -> None:
+        """The first of these reserved pages are those of `hashes`, and cached; the others are free."""
+        num_earlier = len(all_hashes) - len(page_ids)
+        chain = PageChain(tuple(page_ids), tuple(hashes), tuple(all_hashes[:num_earlier]))
+        self._table.release(TRANSFER_LEASE, [chain], [])
+
     def try_acquire(self, worker: int, num_pages: int, num_slots: int) -> PageBundle | None:
         acquired = self._table.try_acquire(worker, num_pages, num_slots)
         return None if acquired is None else PageBundle(acquired.page_ids, acquired.slots)
@@ -302,6 +317,8 @@ class Location:
 
 def locations_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Location]:
     """Colocated workers are hosts by themselves; those of a split system are one, so that any may go with any."""
+    if spec.host_link is not None:
+        return _locations_on_hosts(spec)
     ids = iter(spec.worker_ids)
     new_memory = PrefixMemory if keeps_prefixes else PlainMemory
     locations: dict[str, Location] = {}
@@ -328,6 +345,31 @@ def locations_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Locatio
                 num_own_pages=0 if is_local or memory is common else pool.num_worker_pages,
             )
     return locations
+
+
+def _locations_on_hosts(spec: SystemSpec) -> dict[str, Location]:
+    """All workers of a host share its memory, which keeps prefixes."""
+    pools_by_host: dict[str, list[PoolSpec]] = {}
+    for pool in spec.pools:
+        pools_by_host.setdefault(pool.host, []).append(pool)
+    memories = {
+        host: PrefixMemory(sum(p.num_workers * p.num_worker_pages for p in pools), sum(map(_num_slots, pools)))
+        for host, pools in pools_by_host.items()
+    }
+    ids = iter(spec.worker_ids)
+    return {
+        (worker_id := next(ids)): Location(
+            worker_id=worker_id,
+            pool=pool,
+            host_id=pool.host,
+            memory=memories[pool.host],
+            owns_memory=False,
+            num_host_pages=memories[pool.host].num_pages,
+            num_own_pages=0,
+        )
+        for pool in spec.pools
+        for _ in range(pool.num_workers)
+    }
 
 
 def _num_slots(pool: PoolSpec) -> int:

@@ -37,6 +37,10 @@ class SimRequestState:
     num_reported_tokens: int = 0
     num_sealed_pages: int = 0
     """Of its prompt, at the worker that prefills it: others can use them already."""
+    order: "SimRequestState | None" = None
+    """Its full pages, as a worker of another host computes them."""
+    on_computed: Callable[[int, bool], None] | None = None
+    """Of an order: told how many first pages are computed, and whether no more will be."""
     num_true_tokens: int = field(init=False)
     """Of its answer."""
 
@@ -70,7 +74,9 @@ class SimRequestState:
 class PromptHashes:
     """Page hashes of prompts that are known by their blocks only: equal leading blocks, equal hashes."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, *, is_whole: bool = False) -> None:
+        """`is_whole`: what is behind a prompt's blocks has hashes too, those of no other prompt."""
+        self._is_whole = is_whole
         self._pages_per_block = block_tokens // PAGE_TOKENS
         self._chains: dict[tuple[int, int], int] = {}
 
@@ -83,6 +89,10 @@ class PromptHashes:
             chain = self._chains.setdefault((chain, block), len(self._chains) + 1)
             for page in range(min(self._pages_per_block, num_pages - len(hashes))):
                 hashes.append((chain << 16 | page).to_bytes(8, "little") + bytes(8))
+        if self._is_whole:
+            chain = self._chains.setdefault((chain, -len(self._chains) - 1), len(self._chains) + 1)
+            rest = range(num_pages - len(hashes))
+            hashes += [(chain << 16 | page).to_bytes(8, "little") + bytes(8) for page in rest]
         return tuple(hashes)
 
 

@@ -1,6 +1,7 @@
 """Runs a workload on a simulated system, from the first arrival until every request has ended."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits import CoreLimits
@@ -8,6 +9,7 @@ from weir.sim.engines.make import EngineMaker
 from weir.sim.fleet import Fleet
 from weir.sim.gateway import SimGateway
 from weir.sim.memory import MemoryIsTight
+from weir.sim.request_state import PromptHashes
 from weir.sim.results.metrics import SimResult
 from weir.sim.scheduler import SimScheduler
 from weir.sim.spec import SystemSpec
@@ -49,7 +51,7 @@ def simulate(
 
     def run(*, is_roomy: bool) -> SimResult:
         # The core places nothing while it gathers; arrivals begin after that.
-        core_limits = limits or CoreLimits()
+        core_limits = _with_link(limits or CoreLimits(), spec)
         timeline = Timeline(start_ns=ns_of_s(core_limits.gather_s + 1.0))
         shares = core_limits.step_shares
         engines = EngineMaker(spec, policy, timeline, fast_forward=fast_forward, is_roomy=is_roomy, step_shares=shares)
@@ -59,6 +61,15 @@ def simulate(
         return run(is_roomy=True)
     except MemoryIsTight:
         return run(is_roomy=False)
+
+
+def _with_link(limits: CoreLimits, spec: SystemSpec) -> CoreLimits:
+    """The scheduler takes links to be as they are: what it would have measured by and by."""
+    if spec.host_link is None:
+        return limits
+    link_mbit_s, round_trip_ms = 8000 * spec.host_link.gbytes_per_s, 2 * spec.host_link.latency_ms
+    placing = replace(limits.placing, link_mbit_s=link_mbit_s, link_round_trip_ms=round_trip_ms)
+    return replace(limits, placing=placing)
 
 
 class _Run:
@@ -82,7 +93,8 @@ class _Run:
         self._progress: tuple[int, int] = (0, 0)
         self._progressed_at_s = 0.0
         profile = spec.pools[0].profile
-        keeps_prefixes = spec.keeps_prefixes and any(request.prefix_blocks for request in workload.requests)
+        has_blocks = any(request.prefix_blocks for request in workload.requests)
+        keeps_prefixes = spec.host_link is not None or (spec.keeps_prefixes and has_blocks)
         self._scheduler = SimScheduler(
             limits,
             engines.policy.make(),
@@ -96,7 +108,7 @@ class _Run:
             profile,
             timeline,
             self._scheduler,
-            keeps_prefixes=keeps_prefixes,
+            hashes=PromptHashes(workload.block_tokens, is_whole=spec.host_link is not None) if keeps_prefixes else None,
             start=lambda state: self._fleet.start(state),  # noqa: PLW0108
             cancel=lambda state: self._fleet.cancel(state),  # noqa: PLW0108
         )

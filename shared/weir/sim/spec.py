@@ -33,6 +33,8 @@ class PoolSpec:
     serves_locally: bool = False
     target_step_ms: float = 0.0
     """Steps get no more prompt tokens than last about so long; 0: all that fit."""
+    host: str = ""
+    """Whose memory its workers share with those of other pools of that name; empty: memory of their own."""
 
     def __post_init__(self) -> None:
         if self.role not in ("local", "prefill", "decode"):
@@ -96,6 +98,9 @@ class SystemSpec:
     preemption: PreemptionSettings = field(default_factory=PreemptionSettings)
     failures: tuple[FailureSpec, ...] = ()
     keeps_prefixes: bool = True
+    host_link: LinkSpec | None = None
+    """Between each two hosts that pools name: prefixes cross, as the limits say. Its rate is what the scheduler takes
+    the links to have as well."""
 
     def __post_init__(self) -> None:
         roles = {pool.role for pool in self.pools}
@@ -103,6 +108,10 @@ class SystemSpec:
             raise ValueError("pools: name at least one")
         if ("prefill" in roles) != ("decode" in roles) and not self._decodes_serve_locally:
             raise ValueError("pools: a prefill pool needs a decode pool, and the other way round")
+        if (self.host_link is not None) != any(pool.host for pool in self.pools):
+            raise ValueError("host_link: is for pools with hosts, and they need one")
+        if self.host_link is not None and (self.link or not all(pool.host for pool in self.pools)):
+            raise ValueError("host_link: give every pool a host, and no link, for pages of a host do not move")
         if self.preemption.num_swap_slots:
             raise ValueError(
                 f"preemption.num_swap_slots {self.preemption.num_swap_slots}: must be 0, for copies to a swap file "

@@ -311,6 +311,7 @@ class WorkerShell:
             most_num_batched_tokens=self._bounds.most.max_num_batched_tokens,
             arena_address=f"unix:{self._config.arena_socket_path}",
             pages_address=self._arena.pages_address,
+            page_bytes=self._arena.segment.geometry.page_bytes,
         )
 
     def _on_duty(self) -> None:

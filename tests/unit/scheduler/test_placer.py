@@ -78,26 +78,41 @@ def test_a_burst_with_one_new_beginning_goes_together() -> None:
     assert len({send(rig, f"r{number}", [*pages, 100 + number]) for number in range(3)}) == 1
 
 
-@pytest.mark.parametrize(("num_pages_there", "is_fetched"), [(40, True), (15, False)])
-def test_what_is_placed_beside_a_long_prefix_gets_it_from_there(num_pages_there: int, is_fetched: bool) -> None:
-    """If it is long enough, and both hosts let pages pass."""
-    hosts = [replace(record, pages_address=f"{record.host_id}:7000") for record in pairs(2)]
-    rig = make_rig(*hosts)
+def exchanging(records: Sequence[WorkerRecord], page_bytes: int = 16 << 10) -> list[WorkerRecord]:
+    """Of hosts that get pages from one another."""
+    return [replace(one, pages_address=f"{one.host_id}:7000", page_bytes=page_bytes) for one in records]
+
+
+def place_beside(rig: Rig, num_pages_there: int) -> str:
+    """Fills host h01, which has the prefix, until a prompt that begins with it goes to h00; returns that one."""
     tell(rig, "h00", [])
     tell(rig, "h01", range(1, num_pages_there + 1))
     pages = range(1, num_pages_there + 1)
-    placed = [send(rig, "cached", pages)]
+    assert send(rig, "cached", pages) == "p01"
     assert rig.placement("cached").prefix_source == "", "it is there already"
-    while placed[-1] == "p01":
-        placed.append(send(rig, f"more{len(placed)}", [*pages, *range(1000 * len(placed), 1000 * len(placed) + 300)]))
-    source = rig.placement(f"more{len(placed) - 1}").prefix_source
-    assert source == ("h01:7000" if is_fetched else "")
-    assert ("more from h01:7000" in rig.placement(f"more{len(placed) - 1}").reason) == is_fetched
+    number = 0
+    while send(rig, f"more{number}", [*pages, *range(1000 * number + 1000, 1000 * number + 1300)]) == "p01":
+        number += 1
+    return f"more{number}"
+
+
+@pytest.mark.parametrize(
+    ("num_pages_there", "page_bytes", "is_fetched"),
+    [(40, 16 << 10, True), (40, 1 << 20, False), (7, 16 << 10, False), (40, 0, False)],
+)
+def test_what_is_placed_beside_a_long_prefix_gets_it_from_there(
+    num_pages_there: int, page_bytes: int, is_fetched: bool
+) -> None:
+    """If it is long enough, and comes sooner than it is computed: 640 tokens are 64 ms, and a link has 1 Gb/s as long
+    as nobody knows better."""
+    rig = make_rig(*exchanging(pairs(2), page_bytes), placing=PlacingLimits(crossing="prefixes"))
+    placed = rig.placement(place_beside(rig, num_pages_there))
+    assert placed.prefix_source == ("h01:7000" if is_fetched else "")
+    assert ("more from h01:7000" in placed.reason) == is_fetched
 
 
 def test_a_host_that_is_drained_gives_its_prefixes_away() -> None:
-    hosts = [replace(record, pages_address=f"{record.host_id}:7000") for record in pairs(2)]
-    rig = make_rig(*(replace(record, is_draining=record.host_id == "h01") for record in hosts))
+    rig = make_rig(*(replace(record, is_draining=record.host_id == "h01") for record in exchanging(pairs(2))))
     tell(rig, "h00", [])
     tell(rig, "h01", range(1, 41))
     assert send(rig, "r", range(1, 41)) == "p00"
@@ -267,3 +282,100 @@ def test_what_would_be_in_time_without_the_others_is_told_when_to_come_again() -
 def test_workers_that_have_not_told_their_cost_are_given_the_benefit_of_the_doubt() -> None:
     rig = make_rig(*[replace(one, cost=None) for one in pairs(1)])
     assert rig.core.submit(with_deadline(1)).queued
+
+
+def apart(num_decode: int = 1, **changes: int) -> list[WorkerRecord]:
+    """Host h00 has a prefill worker alone, each other one a decode worker that is not to prefill."""
+    made = [make_worker("p00", "prefill", host="h00", context=100_000, pages=9000)]
+    made += [
+        make_worker(f"d{number:02}", "decode", host=f"h{number:02}", context=100_000, pages=9000, **changes)  # type: ignore[arg-type]
+        for number in range(1, num_decode + 1)
+    ]
+    return exchanging([replace(record, cost=COST) for record in made])
+
+
+def test_a_prompt_is_computed_at_one_host_for_the_decode_worker_of_another() -> None:
+    rig = make_rig(*apart())
+    pages = range(1, 41)
+    assert send(rig, "r", pages) == "d01", "the worker that is asked, and samples the first token"
+    placement = rig.placement("r")
+    assert placement.is_local
+    assert (placement.prefix_worker_id, placement.prefix_worker_address) == ("p00", "address-of-p00")
+    assert (placement.prefix_source, placement.decode_worker_id) == ("h00:7000", "d01")
+    assert placement.reason.startswith("crossing: first token in about")
+    assert rig.core.check_integrity() == ()
+
+
+def test_what_is_short_or_has_no_hashes_is_computed_where_it_is_answered() -> None:
+    rig = make_rig(*apart())
+    assert send(rig, "short", range(1, 8)) == "d01"
+    assert send(rig, "unknown", prompt=1600) == "d01"
+    assert {rig.placement(request_id).prefix_worker_id for request_id in ("short", "unknown")} == {""}
+
+
+def test_what_the_decode_worker_has_cached_does_not_cross() -> None:
+    rig = make_rig(*apart())
+    tell(rig, "h01", range(1, 41))
+    send(rig, "r", range(1, 41))
+    assert (rig.placement("r").prefix_worker_id, rig.placement("r").prefix_source) == ("", "")
+
+
+def test_no_more_crosses_at_a_time_than_a_quarter_of_an_arena_and_the_pages_are_free_once_it_is_there() -> None:
+    rig = make_rig(*(replace(record, num_arena_pages=200) for record in apart()))
+    send(rig, "first", range(1, 41))
+    assert rig.placement("first").prefix_worker_id == "p00"
+    submit = replace(make_submit("second", prompt=641), page_hashes=packed(range(101, 141)))
+    assert rig.core.submit(submit).queued
+    rig.decide()
+    assert "second" not in rig.granted, "80 pages are more than 50"
+    rig.prefilled("first")
+    rig.decide()
+    assert rig.placement("second").prefix_worker_id == "p00"
+    rig.finish("first")
+    rig.finish("second")
+    assert rig.core.check_integrity() == ()
+
+
+def test_a_prompt_that_can_never_cross_is_computed_by_the_worker_that_answers() -> None:
+    rig = make_rig(*(replace(record, num_arena_pages=200) for record in apart()))
+    assert send(rig, "long", range(1, 61)) == "d01"
+    assert rig.placement("long").prefix_worker_id == ""
+
+
+def test_pages_that_leave_an_arena_are_promised_to_nobody_there() -> None:
+    at_sender = make_worker("d00", "decode", host="h00", context=100_000, draining=True)
+    at_sender = exchanging([replace(at_sender, cost=COST)])[0]
+    workers = [replace(record, num_arena_pages=200) for record in (*apart(), at_sender)]
+    rig = make_rig(*workers)
+    send(rig, "crossing", range(1, 41))
+    assert rig.placement("crossing").prefix_worker_id == "p00"
+    rig.put(replace(workers[-1], is_draining=False))
+    large = make_submit("large", prompt=160, max_tokens=2560)
+    assert rig.core.submit(large).queued
+    rig.decide()
+    assert "large" not in rig.granted, "of 200 pages 170 are free at neither host"
+    rig.prefilled("crossing")
+    rig.decide()
+    assert rig.placement("large").decode_worker_id == "d00"
+
+
+def test_nothing_crosses_where_hosts_do_not_exchange_pages() -> None:
+    rig = make_rig(*(replace(record, pages_address="") for record in apart()))
+    submit = replace(make_submit("r", prompt=641), page_hashes=packed(range(1, 41)))
+    reply = rig.core.submit(submit)
+    assert not reply.queued or rig.metric("queued") == 1
+
+
+def test_a_busy_host_has_a_prompt_computed_by_an_idle_one_only_where_that_is_sooner() -> None:
+    """Host h00 has the decode worker, h01 an idle prefill worker: what would wait long enough is computed there."""
+    records = [
+        make_worker("p00", "prefill", host="h00", context=100_000, pages=9000),
+        make_worker("d00", "decode", host="h00", context=100_000, pages=9000, seqs=64),
+        make_worker("p01", "prefill", host="h01", context=100_000, pages=9000),
+    ]
+    rig = make_rig(*exchanging([replace(record, cost=COST) for record in records]))
+    for number in range(4):
+        send(rig, f"r{number}", range(1000 * number + 1, 1000 * number + 101))
+    read_by = [rig.placement(f"r{number}").reading_worker_id for number in range(4)]
+    assert read_by[0] == "p00"
+    assert "p01" in read_by

@@ -33,7 +33,7 @@ class Owner:
 
 
 def prefix_tokens(view: PrefixView, pages: Sequence[int]) -> int:
-    return view.num_cached_tokens("a", hashes_from(packed(pages)))
+    return view.look_up(hashes_from(packed(pages))).num_tokens("a")
 
 
 def test_the_longest_prefix_is_found() -> None:
@@ -42,7 +42,7 @@ def test_the_longest_prefix_is_found() -> None:
     for length in range(1, 9):
         assert prefix_tokens(view, range(1, 1 + length)) == min(length, 5) * PAGE_TOKENS
     assert prefix_tokens(view, [7, 8]) == 0
-    assert view.num_cached_tokens("b", hashes_from(packed([1]))) == 0
+    assert view.look_up(hashes_from(packed([1]))).num_tokens("b") == 0
     view.change(owner.change({1, 2}), 0.0)
     assert prefix_tokens(view, range(1, 6)) == 2 * PAGE_TOKENS
 
@@ -53,9 +53,9 @@ def test_those_with_the_longest_prefix_are_found_among_many() -> None:
         pages = set(range(1, 1 + min(number, 4)))
         view.change(PrefixChanged(f"m{number}", 1, 0, len(pages), packed(pages)), 0.0)
     ids = tuple(f"m{number}" for number in range(6))
-    assert view.deepest(ids, hashes_from(packed(range(1, 9)))) == ("m4", "m5")
-    assert view.deepest(ids, hashes_from(packed(range(1, 3)))) == ("m2", "m3", "m4", "m5")
-    assert view.deepest(ids, hashes_from(packed([9, 1]))) == ()
+    assert view.look_up(hashes_from(packed(range(1, 9)))).deepest(ids) == (4 * PAGE_TOKENS, ("m4", "m5"))
+    assert view.look_up(hashes_from(packed(range(1, 3)))).deepest(ids) == (2 * PAGE_TOKENS, ("m2", "m3", "m4", "m5"))
+    assert view.look_up(hashes_from(packed([9, 1]))).deepest(ids) == (0, ())
 
 
 def test_a_lost_message_is_noticed_by_the_next_and_the_whole_is_asked_for_once_a_second() -> None:

@@ -43,7 +43,7 @@ class Listener:
             self.view.replace(snapshot, 0.0)
 
     def num_cached_pages(self) -> int:
-        return self.view.num_cached_tokens("arena", hashes_from(PACKED)) // PAGE_TOKENS
+        return self.view.look_up(hashes_from(PACKED)).num_tokens("arena") // PAGE_TOKENS
 
     async def _on_change(self, message: PrefixChanged) -> None:
         self.num_heard += 1

@@ -68,12 +68,13 @@ class WantedPage:
 
 @dataclass(slots=True)
 class PullFigures:
-    """`num_bytes`: of pages that came and were as offered."""
+    """`num_bytes`: of pages that came and were as offered. `busy_s`: while some were asked for and not here."""
 
     num_pages: int = 0
     num_bytes: int = 0
     num_wrong: int = 0
     num_breaks: int = 0
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class PagePull:
         self._num_missing = 0
         self._here: set[int] = set()
         """Numbers of pages that came and were as offered: nobody writes into them any more."""
+        self._busy_since_s = 0.0
         self._is_complete = False
         """Nothing more will be wanted."""
         self._problem: str | None = None
@@ -133,6 +135,8 @@ class PagePull:
     def want(self, pages: Sequence[WantedPage]) -> None:
         """Asks for them as soon as there is room, and never blocks."""
         with self._changed:
+            if not self._num_missing:
+                self._busy_since_s = time.monotonic()
             self._queue.extend(pages)
             self._num_missing += len(pages)
             self._changed.notify_all()
@@ -240,6 +244,8 @@ class PagePull:
                 self._num_missing -= 1
                 self.figures.num_pages += 1
                 self.figures.num_bytes += self._page_bytes
+                if not self._num_missing:
+                    self.figures.busy_s += time.monotonic() - self._busy_since_s
             else:
                 self.figures.num_wrong += 1
                 self._queue.append(replace(page, num_tries=page.num_tries + 1))

@@ -181,6 +181,7 @@ class ArenaClient:
                 num_slots=num_slots,
                 most_pages_ahead=most_pages_ahead,
                 fetch_from="" if source is None else source.address,
+                fetch_is_expected=source is not None and source.is_expected,
             )
             timeout_s = _CALL_TIMEOUT_S + self._stream.prefix_wait_s
             headers = (("traceparent", source.traceparent),) if source is not None and source.traceparent else ()

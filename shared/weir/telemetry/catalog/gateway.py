@@ -44,6 +44,8 @@ interruptions_total: Dispatches whose workers could not go on: each is computed 
 adoptions_total: Sequences that another worker went on with after theirs was lost.
 claims_total: Sequences of gateways that died, which go on here.
 claims_in_vain_total: Sequences of gateways that died, which nobody had any more.
+prefix_orders_total: Prompts that workers of other hosts were asked to compute.
+prefix_orders_failed_total: Those that were not computed there, and so where they are answered.
 access_rules_known: Whether the rules of access have come; before, nobody is let in.
 access_rules_changes_total: Times the rules of access changed.
 access_rules_malformed_total: Rules of access that could not be read.

@@ -34,6 +34,9 @@ worker_malformed_total: Entries of the registry that say what cannot be.
 prefix_arenas: Arenas whose cached pages are known.
 prefix_pages_known: Cached pages that are known.
 prefix_gaps_total: Changes of caches that were missed.
+links_measured: Links between arenas that were measured lately.
+link_bytes_per_second_min: Rate of the slowest of them.
+link_bytes_per_second_max: Rate of the quickest of them.
 messages_under_way: Grants and revocations that are not answered yet.
 open_queue_spans: Spans of requests that wait.
 counters_save_failures_total: Tenants' counters that could not be saved.

@@ -41,6 +41,7 @@ remote_pages_wrong_total > weir_arena_remote_pages_wrong_total: Pages that came 
 remote_streams_broken_total > weir_arena_remote_streams_broken_total: Streams of pages from other hosts that broke.
 remote_pages_sent_total > weir_arena_remote_pages_sent_total: Pages that were sent to other hosts.
 remote_pages_gone_total > weir_arena_remote_pages_gone_total: Pages asked for by other hosts that had been given away.
+remote_busy_seconds_total > weir_arena_remote_busy_seconds_total: Seconds in which pages of a beginning were asked for.
 remote_pages_offered_total > weir_arena_remote_pages_offered_total: Pages that were offered to other hosts.
 remote_pages_reserved > weir_arena_remote_pages_reserved: Pages that are on their way here.
 remote_pages_pinned > weir_arena_remote_pages_pinned: Pages that are offered to other hosts now.

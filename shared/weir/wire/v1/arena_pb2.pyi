@@ -376,6 +376,7 @@ class MatchRequest(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     MOST_PAGES_AHEAD_FIELD_NUMBER: _builtins.int
     FETCH_FROM_FIELD_NUMBER: _builtins.int
+    FETCH_IS_EXPECTED_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """The lease."""
     attachment: _builtins.int
@@ -392,6 +393,8 @@ class MatchRequest(_message.Message):
     """HOST:PORT of the Pages service of another host's arena that has more of the prefix: what is missing here comes from
     there, as far as that works. Empty: none.
     """
+    fetch_is_expected: _builtins.bool
+    """It is about to be computed there."""
     def __init__(
         self,
         *,
@@ -402,10 +405,11 @@ class MatchRequest(_message.Message):
         num_slots: _builtins.int = ...,
         most_pages_ahead: _builtins.int | None = ...,
         fetch_from: _builtins.str = ...,
+        fetch_is_expected: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_most_pages_ahead", b"_most_pages_ahead", "most_pages_ahead", b"most_pages_ahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_most_pages_ahead", b"_most_pages_ahead", "attachment", b"attachment", "fetch_from", b"fetch_from", "lease_id", b"lease_id", "most_pages_ahead", b"most_pages_ahead", "num_pages", b"num_pages", "num_slots", b"num_slots", "page_hashes", b"page_hashes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_most_pages_ahead", b"_most_pages_ahead", "attachment", b"attachment", "fetch_from", b"fetch_from", "fetch_is_expected", b"fetch_is_expected", "lease_id", b"lease_id", "most_pages_ahead", b"most_pages_ahead", "num_pages", b"num_pages", "num_slots", b"num_slots", "page_hashes", b"page_hashes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__most_pages_ahead: _TypeAlias = _typing.Literal["most_pages_ahead"]  # noqa: Y015
     _WhichOneofArgType__most_pages_ahead: _TypeAlias = _typing.Literal["_most_pages_ahead", b"_most_pages_ahead"]  # noqa: Y015

@@ -28,6 +28,7 @@ class OfferRequest(_message.Message):
     PAGE_BYTES_FIELD_NUMBER: _builtins.int
     PAGE_HASHES_FIELD_NUMBER: _builtins.int
     NUM_HELD_PAGES_FIELD_NUMBER: _builtins.int
+    IS_EXPECTED_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     """Digest of the model's weights, dtype and page layout; must be this arena's."""
     page_bytes: _builtins.int
@@ -36,6 +37,8 @@ class OfferRequest(_message.Message):
     """Content hashes of the prefix's pages from its first page on, 16 bytes each."""
     num_held_pages: _builtins.int
     """Number of first pages that the caller has."""
+    is_expected: _builtins.bool
+    """A worker is about to compute it: for two seconds the offer waits for that to begin."""
     def __init__(
         self,
         *,
@@ -43,10 +46,11 @@ class OfferRequest(_message.Message):
         page_bytes: _builtins.int = ...,
         page_hashes: _builtins.bytes = ...,
         num_held_pages: _builtins.int = ...,
+        is_expected: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "num_held_pages", b"num_held_pages", "page_bytes", b"page_bytes", "page_hashes", b"page_hashes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_expected", b"is_expected", "model_digest", b"model_digest", "num_held_pages", b"num_held_pages", "page_bytes", b"page_bytes", "page_hashes", b"page_hashes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

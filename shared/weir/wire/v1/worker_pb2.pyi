@@ -148,6 +148,7 @@ class Start(_message.Message):
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     KEEP_MS_FIELD_NUMBER: _builtins.int
     PREFIX_SOURCE_FIELD_NUMBER: _builtins.int
+    PREFIX_IS_EXPECTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id: 32 lower-case hex digits."""
     max_tokens: _builtins.int
@@ -172,6 +173,8 @@ class Start(_message.Message):
     """HOST:PORT of the Pages service of another host's arena that has more of the prompt's prefix than this worker's: it comes
     from there, as far as that works. Empty: none.
     """
+    prefix_is_expected: _builtins.bool
+    """Another worker is about to compute the prefix there: what is not there yet is waited for."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt:
         """Its epoch."""
@@ -215,10 +218,11 @@ class Start(_message.Message):
         output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         keep_ms: _builtins.int = ...,
         prefix_source: _builtins.str = ...,
+        prefix_is_expected: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sampling", b"sampling", "scheduling", b"scheduling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "keep_ms", b"keep_ms", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_reserved_pages", b"num_reserved_pages", "output_token_ids", b"output_token_ids", "prefix_source", b"prefix_source", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode_worker_id", b"decode_worker_id", "keep_ms", b"keep_ms", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_reserved_pages", b"num_reserved_pages", "output_token_ids", b"output_token_ids", "prefix_is_expected", b"prefix_is_expected", "prefix_source", b"prefix_source", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "skips_prefix_cache", b"skips_prefix_cache", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -192,5 +192,5 @@ class Prefixes:
 
 
 def _source_of(arrival: Arrival) -> PrefixSource | None:
-    source = PrefixSource(arrival.prefix_source, arrival.params.traceparent)
+    source = PrefixSource(arrival.prefix_source, arrival.params.traceparent, arrival.prefix_is_expected)
     return source if source.address or source.traceparent else None

@@ -75,7 +75,12 @@ def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) ->
         decode_worker_id=start.decode_worker_id,
         keep_ms=start.keep_ms,
     )
-    return Arrival(params, output_token_ids=tuple(start.output_token_ids), prefix_source=start.prefix_source)
+    return Arrival(
+        params,
+        output_token_ids=tuple(start.output_token_ids),
+        prefix_source=start.prefix_source,
+        prefix_is_expected=start.prefix_is_expected,
+    )
 
 
 def _problems(start: worker_pb2.Start, model: ModelSpec) -> list[tuple[str, str]]:
