@@ -36,6 +36,8 @@ _LONGEST_LOAD_S = 10.0
 _READERS_PER_LOAD, _NUM_READERS = 4, 8
 _BATCH_BYTES = 16 << 20
 _LEAST_PAUSE_S = 0.1
+_LEAST_WAIT_S = 0.05
+"""For a read: less says more of who else computes than of the files."""
 _REFRESH_S = 10.0
 _PROBE_S = 10.0
 _LAST_WRITES_S = 3.0
@@ -189,11 +191,12 @@ class PageFiles:
         """Those threads that did not end in time: nobody waits for this prefix any more then."""
         loop = asyncio.get_running_loop()
         runs = [loop.run_in_executor(self._readers, reading.run) for _ in range(_READERS_PER_LOAD)]
-        longest_s = min(_LONGEST_LOAD_S, self._rates.longest_s(len(reservation.hashes)) or _LONGEST_LOAD_S)
+        longest_s = self._rates.longest_s(len(reservation.hashes))
+        longest_s = _LONGEST_LOAD_S if longest_s is None else min(max(longest_s, _LEAST_WAIT_S), _LONGEST_LOAD_S)
         _, running = await asyncio.wait(runs, timeout=longest_s)
         if running:
             reading.stop()
-            _, running = await asyncio.wait(running, timeout=_LEAST_PAUSE_S)
+            _, running = await asyncio.wait(running, timeout=_LEAST_WAIT_S)
         if running:
             _log.warning("%d pages do not come from files within %.1f s", len(reservation.hashes), longest_s)
             self._remote.abandon(reservation)
