@@ -11,6 +11,7 @@ has another generation, so that its copy is thrown away.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,8 @@ _LONGEST_LOAD_S = 10.0
 _READERS_PER_LOAD, _NUM_READERS = 4, 8
 _BATCH_BYTES = 16 << 20
 _LEAST_PAUSE_S = 0.1
+_LEAST_WAIT_S = 0.05
+"""For a read: less says more of who else computes than of the files."""
 _REFRESH_S = 10.0
 _PROBE_S = 10.0
 _LAST_WRITES_S = 3.0
@@ -70,7 +73,8 @@ class PageFilesCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What became of pages that were to be written. `left`: hashes that were not, because of `error`."""
+    """What became of pages that were to be written. `left`: hashes that were not, because of `error` or for want of
+    time."""
 
     num_written: int
     num_lost: int
@@ -105,6 +109,8 @@ class PageFiles:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="page writer")
         self._loads: dict[asyncio.Task[None], PrefixReading] = {}
         self._has_changed, self._is_ending = asyncio.Event(), asyncio.Event()
+        self._ends_at_s = math.inf
+        """No page is begun to be written after it."""
         self._unwritten.changes.listen(self._has_changed.set)
         self._writing: asyncio.Task[None] | None = None
         self._backoff = Backoff(1.0, 60.0)
@@ -117,6 +123,7 @@ class PageFiles:
 
     async def close(self) -> None:
         """Writes what is left, as far as there is time. Nobody writes into pages of the arena when it returns."""
+        self._ends_at_s = time.monotonic() + _LAST_WRITES_S
         self._is_ending.set()
         self._has_changed.set()
         for reading in self._loads.values():
@@ -191,11 +198,12 @@ class PageFiles:
         """Those threads that did not end in time: nobody waits for this prefix any more then."""
         loop = asyncio.get_running_loop()
         runs = [loop.run_in_executor(self._readers, reading.run) for _ in range(_READERS_PER_LOAD)]
-        longest_s = min(_LONGEST_LOAD_S, self._rates.longest_s(len(reservation.hashes)) or _LONGEST_LOAD_S)
+        longest_s = self._rates.longest_s(len(reservation.hashes))
+        longest_s = _LONGEST_LOAD_S if longest_s is None else min(max(longest_s, _LEAST_WAIT_S), _LONGEST_LOAD_S)
         _, running = await asyncio.wait(runs, timeout=longest_s)
         if running:
             reading.stop()
-            _, running = await asyncio.wait(running, timeout=_LEAST_PAUSE_S)
+            _, running = await asyncio.wait(running, timeout=_LEAST_WAIT_S)
         if running:
             _log.warning("%d pages do not come from files within %.1f s", len(reservation.hashes), longest_s)
             self._remote.abandon(reservation)
@@ -232,10 +240,8 @@ class PageFiles:
                 await _wait(self._has_changed, _REFRESH_S)
 
     async def _write_last(self) -> None:
-        ends_at_s = time.monotonic() + _LAST_WRITES_S
-        while (batch := await self._write_some()) is not None:
-            if batch.error is not None or time.monotonic() > ends_at_s:
-                break
+        while (batch := await self._write_some()) is not None and not batch.left:
+            pass
         left = len(self._unwritten)
         if left:
             _log.warning("%d pages are not in files: there was no time for them, or no room", left)
@@ -262,6 +268,8 @@ class PageFiles:
         """In the writer's thread. Hash, page and its generation, of pages that were sealed."""
         began_s, num_written, num_lost = time.monotonic(), 0, 0
         for index, (page_hash, page_id, generation) in enumerate(pages):
+            if time.monotonic() > self._ends_at_s:
+                return _Batch(num_written, num_lost, time.monotonic() - began_s, _hashes_of(pages[index:]))
             try:
                 np.copyto(self._copy, np.frombuffer(self._pages.read(page_id), np.uint8))
                 if self._generations[page_id] != generation:  # rises before anybody else may write there
@@ -269,7 +277,7 @@ class PageFiles:
                     continue
                 num_written += self._store.try_put(page_hash, self._copy.data)
             except OSError as error:
-                left = [one for one, _, _ in pages[index:]]
+                left = _hashes_of(pages[index:])
                 return _Batch(num_written, num_lost, time.monotonic() - began_s, left, error)
         return _Batch(num_written, num_lost, time.monotonic() - began_s)
 
@@ -286,6 +294,10 @@ class PageFiles:
 
     async def _in_writer(self, function: Callable[..., _T], *arguments: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
+
+
+def _hashes_of(pages: Sequence[tuple[bytes, int, int]]) -> list[bytes]:
+    return [page_hash for page_hash, _, _ in pages]
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -116,11 +116,11 @@ class TransferService:
         if self._publisher is not None:
             await self._publisher.stop()
         self._servicer.close()
-        if self._files is not None:
-            await self._files.close()
         if self._exchange is not None:
             await self._exchange.close()
         self._fence.close()
+        if self._files is not None:  # last: of all of these it may take longest
+            await self._files.close()
         if self._memory_server is not None:
             await asyncio.to_thread(self._memory_server.close)
         if self._slab_server is not None:

@@ -16,6 +16,7 @@ from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.kv.tiers.file_store import PageFileStore
 from weir.rpc.arena.client import ArenaClient
+from weir.testing.stack import wait_until
 from weir_transfer.page_files import PageFiles
 from weir_transfer.page_tier import LoadRates
 
@@ -147,6 +148,28 @@ async def test_a_service_that_ends_writes_what_is_left(world: World, monkeypatch
     await host.close()
     world._closing.pop_all()
     assert len(world.files) == 10
+
+
+async def test_a_service_that_ends_does_not_wait_for_a_slow_disk(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, client = await world.host()
+    files, put, has_begun = host.service._files, PageFileStore.try_put, threading.Event()
+    assert files is not None
+
+    def put_slowly(self: PageFileStore, page_hash: bytes, page: bytes) -> bool:
+        has_begun.set()
+        wait_until(files._is_ending.is_set, timeout_s=30, what="the service ends")
+        files._ends_at_s = 0.0
+        return put(self, page_hash, page)
+
+    monkeypatch.setattr(PageFileStore, "try_put", put_slowly)
+    await compute(client)
+    await until(has_begun.is_set)
+    await host.close()
+    world._closing.pop_all()
+    assert len(world.files) == 1, "the one that was being written"
+    assert "9 pages are not in files" in caplog.text
 
 
 async def test_only_what_is_missing_is_read(world: World) -> None:
