@@ -61,7 +61,8 @@ def _is_denial(policy: Object) -> bool:
 
 def _needed(objects: Objects) -> Iterator[Connection]:
     ports = {pod.component: _ports(pod, objects) for pod in objects.pods()}
-    yield from (Connection("host", "host", ports["host"][name]) for name in ("pages", "page-streams"))
+    pages = [port for name, port in ports["host"].items() if name.startswith("page")]
+    yield from (Connection("host", "host", port) for port in pages)
     workers = [port for name, port in ports["host"].items() if name.startswith(("prefill-", "decode-"))]
     yield from (Connection("gateway", "host", port) for port in workers)
     yield Connection("gateway", "scheduler", ports["scheduler"]["grpc"])
@@ -71,8 +72,8 @@ def _needed(objects: Objects) -> Iterator[Connection]:
     if "cluster" in ports.get("nats", {}):
         yield Connection("nats", "nats", ports["nats"]["cluster"])
     for component in ("host", "scheduler", "gateway"):
-        pages = [port for name, port in ports[component].items() if name.startswith("metrics")]
-        yield from (Connection("monitoring", component, port) for port in pages)
+        shown = [port for name, port in ports[component].items() if name.startswith("metrics")]
+        yield from (Connection("monitoring", component, port) for port in shown)
         yield Connection(component, "kube-system", _DNS_PORT)
 
 
