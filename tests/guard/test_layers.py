@@ -12,7 +12,7 @@ FLOORS = (
     ("core", "wire"),
     ("bus", "kv", "telemetry"),
     ("grammar", "ops", "policy", "rpc"),
-    ("client", "engine", "scheduling"),
+    ("client", "engine", "planner", "scheduling"),
     ("model", "sim"),
     ("runtime", "training"),
     ("testing", "worker"),
