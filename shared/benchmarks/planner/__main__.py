@@ -66,7 +66,8 @@ def _run(task: tuple[str, int, str]) -> Outcome:
 
 def _as_json(results: Results) -> dict[str, list[dict[str, dict[str, float]]]]:
     return {
-        name: [{arm: asdict(outcome) for arm, outcome in one.items()} for one in by_seed] for name, by_seed in results.items()
+        name: [{arm: asdict(outcome) for arm, outcome in one.items()} for one in by_seed]
+        for name, by_seed in results.items()
     }
 
 

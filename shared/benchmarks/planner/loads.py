@@ -1,8 +1,8 @@
-"""The loads: public traces and a synthetic day, each with the workers, the SLO and the start time that it is replayed with.
+"""The loads: public traces and a synthetic day, each with the workers, SLO and start time that it is replayed with.
 
-Workers are 4 to 32 times as slow as an H100 with an 8B model and run 8 sequences at once, so that a few thousand requests
-need four to fifteen of them, as large loads need of fast ones, and a run takes seconds. Each request is moved by up to
-`_SPREAD_S`, by the seed: so five seeds are five draws around the same trace.
+Workers are 4 to 32 times as slow as an H100 with an 8B model and run 8 sequences at once, so that a few thousand
+requests need four to fifteen of them, as large loads need of fast ones, and a run takes seconds. Each request is
+moved by up to `_SPREAD_S`, by the seed: so five seeds are five draws around the same trace.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ _PROFILE = "h100-llama3-8b"
 _MAX_NUM_SEQS = 8
 _LINK_GBYTES_PER_S = 25.0
 _SPREAD_S = 5.0
+_MOST = Pools(24, 24)
 _DAY_FACTOR = 24.0
 """24 hours in one."""
 _RAMP_FACTOR = 4.0
@@ -35,8 +36,8 @@ _AIBRIX, _AZURE, _CHAT = "aibrix_8min_up_and_down.jsonl.gz", "azure_2023_code.cs
 
 @dataclass(frozen=True, slots=True)
 class ReplayLoad:
-    """`pace`: by so much the rules' times are multiplied where the load's time is compressed, as far as there are enough
-    requests in a window then."""
+    """`pace`: by so much the rules' times are multiplied where the load's time is compressed, as far as a window has
+    enough requests then."""
 
     name: str
     about: str
@@ -46,7 +47,7 @@ class ReplayLoad:
     """Than the profile."""
     make: Callable[[int], Workload]
     pace: float = 1.0
-    most: Pools = Pools(24, 24)
+    most: Pools = _MOST
 
     @property
     def switch_s(self) -> float:

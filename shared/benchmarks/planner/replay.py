@@ -9,7 +9,7 @@ oracle     a timetable made with the load known: for each slice of it the fewest
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.planner.loads import ReplayLoad
@@ -21,7 +21,7 @@ from weir.sim.planning import PoolSizes
 from weir.sim.results.metrics import Slos, summarize
 from weir.sim.scaling import Controller, ScalingSpec
 from weir.sim.simulator import simulate
-from weir.sim.workloads.workload import SimRequest, Workload
+from weir.sim.workloads.workload import SimRequest
 
 TARGET = 0.95
 ARMS = ("peak", "mean", "hpa", "step", "planner", "planner, no switch", "oracle")
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Replayer:
-    """One load with one seed. Every arm sees the same requests, and all but `peak` and `oracle` begin as `mean` does."""
+    """One load with one seed. Every arm sees the same requests; all but `peak` and `oracle` begin as `mean` does."""
 
     def __init__(self, load: ReplayLoad, seed: int) -> None:
         self._load = load
@@ -90,7 +90,9 @@ class Replayer:
         best = self._simulated(Static, pools)
         while best.attainment < TARGET and pools != self._load.most:
             more = [pools.plus("prefill", 1), pools.plus("decode", 1)]
-            allowed = [one for one in more if one.prefill <= self._load.most.prefill and one.decode <= self._load.most.decode]
+            allowed = [
+                one for one in more if one.prefill <= self._load.most.prefill and one.decode <= self._load.most.decode
+            ]
             tried = [(self._simulated(Static, one), one) for one in allowed]
             best, pools = max(tried, key=lambda found: found[0].attainment)
         return best
@@ -126,7 +128,7 @@ class Replayer:
             slots.append(Slot(from_s, pools))
         return slots
 
-    def _load_of(self, requests: "list[SimRequest] | tuple[SimRequest, ...]", span_s: float = 0.0, factor: float = 1.0) -> Load:
+    def _load_of(self, requests: Sequence[SimRequest], span_s: float = 0.0, factor: float = 1.0) -> Load:
         """`span_s` 0: the whole load's. Lengths spread over all of them."""
         stride = -(-len(requests) // MAX_LENGTHS) or 1
         picked = requests[::stride]
@@ -138,5 +140,3 @@ class Replayer:
         """Anew: what one arm has simulated is not given to another for nothing."""
         max_tokens = self._workload.requests[0].max_tokens
         return SimCapacity(CapacitySpec(self._load.system, self._load.slo, CoreLimits(), max_tokens=max_tokens))
-
-

@@ -28,11 +28,11 @@ class Static:
 
 
 class HpaRule:
-    """Implements `weir.sim.scaling.Controller`: llm-d's token-aware scaling of prefill workers and share of use of decode
-    workers, as KEDA and the HPA apply them (guides/workload-autoscaling of llm-d).
+    """Implements `weir.sim.scaling.Controller`: llm-d's scaling of prefill workers by waiting tokens, and of decode
+    workers by their share of use, as KEDA and the HPA apply them (guides/workload-autoscaling of llm-d).
 
-    prefill = waiting tokens / (tokens/s * (TTFT SLO - time of a prompt));  decode = sum of shares of use / 0.8. One more
-    every 180 s at once, one less every 300 s, by the largest wish of the last 300 s.
+    prefill = waiting tokens / (tokens/s * (TTFT SLO - time of a prompt));  decode = sum of shares of use / 0.8. One
+    more every 180 s at once, one less every 300 s, by the largest wish of the last 300 s.
     """
 
     def __init__(self, settings: PlannerSettings, capacity: CapacityModel, pace: float) -> None:
@@ -126,7 +126,7 @@ class Timetable:
         now = [slot.pools for slot in self._slots if slot.from_s <= seen.at_s][-1]
         soon = [slot.pools for slot in self._slots if seen.at_s < slot.from_s <= seen.at_s + self._ahead_s]
         wanted = Pools(*(max(pools.of(role) for pools in (now, *soon)) for role in ROLES))
-        return FleetChange(*(wanted.of(role) - seen.pools.of(role) for role in ROLES))
+        return FleetChange(wanted.prefill - seen.pools.prefill, wanted.decode - seen.pools.decode)
 
 
 class PlannerRule:

@@ -1,4 +1,4 @@
-"""What rate is likely a start time ahead: Holt's double exponential smoothing (1957; Winters 1960), never below what the
+"""What rate is likely some time ahead: Holt's double exponential smoothing (1957; Winters 1960), never below what the
 last window had."""
 
 import math

@@ -24,7 +24,9 @@ class Pools(NamedTuple):
         return self.prefill if role == "prefill" else self.decode
 
     def plus(self, role: Role, delta: int) -> "Pools":
-        return Pools(self.prefill + delta, self.decode) if role == "prefill" else Pools(self.prefill, self.decode + delta)
+        return (
+            Pools(self.prefill + delta, self.decode) if role == "prefill" else Pools(self.prefill, self.decode + delta)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ class Outlook:
             return
         self._looked_at_s = at_s
         prompts, outputs = window.lengths()
-        if not (prompts and outputs):
-            return
-        rate_a_s = self._trend.ahead(self._settings.start_s, window.rate_a_s)
+        if window.rate_a_s > 0 and not (prompts and outputs):
+            return  # no answer has ended yet
+        rate_a_s = self._trend.ahead(self._horizon_s, window.rate_a_s)
         load = Load(rate_a_s, prompts, outputs, window.cached_share)
         self.load = replace(load, rate_a_s=rate_a_s + self._queue_rate_a_s(load, seen))
         self.floor = self._capacity.least_pools(self.load, self._settings.floor_target, self._settings.most)
@@ -53,8 +53,13 @@ class Outlook:
         self._judge_model(replace(self.load, rate_a_s=window.rate_a_s), window, pools)
         self._note_spare(at_s, pools)
 
+    @property
+    def _horizon_s(self) -> float:
+        """From the middle of the window until workers serve that the next look orders."""
+        return self._settings.window_s / 2 + self._settings.floor_every_s + self._settings.start_s
+
     def _queue_rate_a_s(self, load: Load, seen: Observation) -> float:
-        """What waits beyond the SLO is to be served, too, while the workers that are started for it are there anyway."""
+        """What waits beyond the SLO is served while the workers that are started for it are there anyway."""
         num_waiting = seen.num_backlog_tokens / max(1.0, load.mean_uncached_tokens)
         return max(0.0, num_waiting - load.rate_a_s * self._settings.ttft_slo_s) / self._settings.down_after_s
 

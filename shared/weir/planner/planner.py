@@ -1,4 +1,4 @@
-"""The planner: one decision a tick, out of the slow loop's floor, the fast loop's pressure, and rules that keep it calm.
+"""The planner: one decision a tick, by the slow loop's floor, the fast loop's pressure, and rules that keep it calm.
 
     observation ─> window ─> outlook (floor, spare, is the model right) ─┐
                └─> pressure (backlog, booked, ITL) ──────────────────────┴─> wishes ─> rules ─> decision
@@ -93,7 +93,7 @@ class Planner:
         return self._bounded(role, wish)
 
     def _enlarged(self, role: Role, wish: PoolDecision, count: PoolCount) -> PoolDecision:
-        """Who starts is counted already: a floor that has risen meanwhile makes the same order larger, once that is seen."""
+        """Who starts is counted already: a floor that has risen meanwhile makes the same order larger."""
         is_seen = role not in self._begun or count.num_to_be != self._begun[role][1]
         if wish.floor > wish.current and is_seen and count.draining == 0 and not self._outlook.is_model_wrong:
             return replace(wish, wanted=wish.floor, reason=Reason.FLOOR)

@@ -18,7 +18,8 @@ class Pressure:
 
     def add(self, seen: Observation) -> None:
         """Once a tick."""
-        for role, reason in (("prefill", self._on_prefill(seen)), ("decode", self._on_decode(seen))):
+        reasons: dict[Role, Reason | None] = {"prefill": self._on_prefill(seen), "decode": self._on_decode(seen)}
+        for role, reason in reasons.items():
             if reason is None:
                 self._num_ticks[role] = 0
             else:
@@ -34,7 +35,7 @@ class Pressure:
         return self._num_ticks[role] > 0
 
     def busy_share(self, role: Role, seen: Observation, rate_a_s: float, mean_uncached_tokens: float) -> float:
-        """Of a pool that serves: prefill workers' time that arriving prompts take, or what decode workers have booked."""
+        """Of a pool that serves: its time that arriving prompts take, or what decode workers have booked."""
         if role == "decode":
             return seen.booked_share
         num_serving = max(1, seen.prefill.serving)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from weir.planner.observation import Pools
 
+_LEAST, _MOST = Pools(1, 1), Pools(16, 16)
 _TIMES = ("window_s", "tick_s", "start_s", "switch_s", "floor_every_s", "down_after_s", "dwell_s", "reversal_window_s")
 
 
@@ -19,8 +20,8 @@ class PlannerSettings:
     """Share of the requests that must meet both."""
     margin: float = 0.02
     """By so much more the floor must meet the target in the model."""
-    least: Pools = Pools(1, 1)
-    most: Pools = Pools(16, 16)
+    least: Pools = _LEAST
+    most: Pools = _MOST
     fallback: Pools | None = None
     """What there is at least while the model is wrong; None: as many as there are then."""
     window_s: float = 60.0

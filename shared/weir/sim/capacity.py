@@ -62,7 +62,9 @@ class SimCapacity:
             return _HOPELESS
         rate_a_s, key = self._key(load)
         if rate_a_s <= 0:
-            return Prediction(1.0, self._prompt_s(round(self._mean_prompt_tokens)), self._decode.profile.step.base_ms / 1e3)
+            return Prediction(
+                1.0, self._prompt_s(round(self._mean_prompt_tokens)), self._decode.profile.step.base_ms / 1e3
+            )
         least = self._lower_bound(load, rate_a_s)
         if pools.prefill < least.prefill or pools.decode < least.decode:
             return _HOPELESS
@@ -93,7 +95,9 @@ class SimCapacity:
         context = load.mean_uncached_tokens + load.mean_output_tokens / 2
         step_ms = step.step_ms((), num_seqs, round(num_seqs * context))
         num_running = rate_a_s * load.mean_output_tokens * step_ms / 1e3
-        return Pools(max(1, math.ceil(rate_a_s * prompt_s / _MOST_BUSY)), max(1, math.ceil(num_running / num_seqs / _MOST_BUSY)))
+        return Pools(
+            max(1, math.ceil(rate_a_s * prompt_s / _MOST_BUSY)), max(1, math.ceil(num_running / num_seqs / _MOST_BUSY))
+        )
 
     def _prompt_s(self, num_tokens: int) -> float:
         """By itself; prompts that share a step share its base."""

@@ -1,8 +1,8 @@
 """A simulated fleet whose workers come and go: they start late, drain before they end, and change their roles.
 
-    start   ordered ── start_s ──> serves                       paid from the order on
-    end     drains ── until it is empty ──> gone                paid until it is gone
-    switch  drains ── until it is empty ── switch_s ──> serves in the other role
+start   ordered ── start_s ──> serves                       paid from the order on
+end     drains ── until it is empty ──> gone                paid until it is gone
+switch  drains ── until it is empty ── switch_s ──> serves in the other role
 """
 
 from collections.abc import Callable, Sequence
@@ -213,7 +213,9 @@ class ScaledFleet:
             span_s=self._scaling.tick_s,
             num_arrived=len(arrived),
             prompt_lengths=tuple(one.request.num_prompt_tokens for one in arrived[:MAX_LENGTHS]),
-            output_lengths=tuple(one.outcome.num_output_tokens for one in ended if one.outcome.is_finished)[:MAX_LENGTHS],
+            output_lengths=tuple(one.outcome.num_output_tokens for one in ended if one.outcome.is_finished)[
+                :MAX_LENGTHS
+            ],
             num_first_tokens=len(first),
             num_ttft_met=sum(value <= slo.ttft_s for value in ttfts),
             sum_ttft_s=sum(ttfts),
@@ -233,4 +235,6 @@ class ScaledFleet:
         present = [one for one in self._present("decode") if one.is_serving]
         pool = self._fleet.location(self._templates["decode"]).pool
         num = max(1, len(present))
-        return max(metrics["reserved_pages"] / (num * pool.num_worker_pages), metrics["granted"] / (num * pool.max_num_seqs))
+        return max(
+            metrics["reserved_pages"] / (num * pool.num_worker_pages), metrics["granted"] / (num * pool.max_num_seqs)
+        )
