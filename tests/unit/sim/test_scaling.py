@@ -15,6 +15,7 @@ from weir.sim.workloads.workload import Workload
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 LOAD = poisson_load(300, 12.0)
+LONG_ANSWERS = poisson_load(300, 12.0, output=400)
 LINK = LinkSpec(25.0)
 
 
@@ -75,7 +76,7 @@ def test_an_ordered_worker_is_paid_at_once_and_serves_late() -> None:
 
 
 def test_a_drained_worker_gets_nothing_new_and_nothing_is_lost_with_it() -> None:
-    result, seen = run({6.0: FleetChange(prefill=-1, decode=-1)}, pools=(2, 2))
+    result, seen = run({6.0: FleetChange(-1, -1)}, load=LONG_ANSWERS, pools=(2, 2), max_num_seqs=64)
     ended = [span for span in result.worker_spans if span.to_s < float("inf")]
     assert {span.role for span in ended} == {"prefill", "decode"}
     assert all(7.0 <= span.to_s < 20.0 for span in ended)
@@ -98,7 +99,7 @@ def test_a_worker_that_has_not_started_is_ended_first() -> None:
 
 
 def test_a_worker_that_changes_its_role_drains_and_serves_in_the_other_one() -> None:
-    result, seen = run({5.0: FleetChange(switch_from="decode")}, pools=(1, 2))
+    result, seen = run({5.0: FleetChange(switch_from="decode")}, load=LONG_ANSWERS, pools=(1, 2), max_num_seqs=64)
     assert seen[5].decode == PoolCount(1, draining=1)
     assert seen[5].prefill == PoolCount(1, starting=1), "it is counted where it is to be"
     assert seen[-1].prefill == PoolCount(2)
