@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.planner.loads import loads
-from benchmarks.planner.replay import ARMS, TARGET, Outcome, Replayer
+from benchmarks.planner.replay import ARMS, TARGET, ArmOutcome, Replayer
 from benchmarks.traces import TracesMissing
 from weir.cli import EXIT_USAGE
 from weir.cli.console import fail
 
-Results = dict[str, list[dict[str, Outcome]]]
-"""Load -> seed -> arm."""
+Results = dict[str, list[dict[str, ArmOutcome]]]
+"""ExpectedLoad -> seed -> arm."""
 
 
 def planner(
@@ -58,7 +58,7 @@ def planner(
         _print(name, results[name], wanted)
 
 
-def _run(task: tuple[str, int, str]) -> Outcome:
+def _run(task: tuple[str, int, str]) -> ArmOutcome:
     name, seed, arm = task
     load = next(load for load in loads() if load.name == name)
     return Replayer(load, seed).run(arm)
@@ -71,7 +71,7 @@ def _as_json(results: Results) -> dict[str, list[dict[str, dict[str, float]]]]:
     }
 
 
-def _print(name: str, by_seed: Sequence[dict[str, Outcome]], arms: Sequence[str]) -> None:
+def _print(name: str, by_seed: Sequence[dict[str, ArmOutcome]], arms: Sequence[str]) -> None:
     about = next(load.about for load in loads() if load.name == name)
     table = Table("arm", "worker-s", "of the oracle's", f"met (asked {TARGET:.0%})", "p99 TTFT s", "changes")
     for arm in arms:

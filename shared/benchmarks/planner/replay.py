@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from benchmarks.planner.loads import ReplayLoad
 from benchmarks.planner.rules import HpaRule, PlannerRule, Slot, Static, StepRule, Timetable
-from weir.planner.observation import MAX_LENGTHS, Load, Pools
+from weir.planner.observation import MAX_LENGTHS, ExpectedLoad, Pools
 from weir.scheduling.limits import CoreLimits
 from weir.sim.capacity import CapacitySpec, SimCapacity
 from weir.sim.planning import PoolSizes
@@ -32,7 +32,7 @@ _ORACLE_ALLOWANCES = (1.0, 1.2, 1.45, 1.8)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ArmOutcome:
     """Of one arm with one seed."""
 
     worker_s: float
@@ -59,7 +59,7 @@ class Replayer:
     def span_s(self) -> float:
         return self._workload.requests[-1].arrival_s
 
-    def run(self, arm: str) -> Outcome:
+    def run(self, arm: str) -> ArmOutcome:
         """Of one of `ARMS`."""
         settings, pace = self._settings, self._load.pace
         if arm == "peak":
@@ -76,14 +76,16 @@ class Replayer:
         }
         return self._simulated(makers[arm], self._mean_pools)
 
-    def _simulated(self, make: Callable[[], Controller], pools: Pools) -> Outcome:
+    def _simulated(self, make: Callable[[], Controller], pools: Pools) -> ArmOutcome:
         load = self._load
         scaling = ScalingSpec(make, load.slo, load.start_s, load.switch_s, self._settings.tick_s)
         result = simulate(load.system(PoolSizes(*pools)), self._workload, scaling=scaling)
         summary = summarize(result, Slos(load.slo), warmup=0.0)
-        return Outcome(result.worker_s, summary.attainment, summary.p99_ttft_s, len(result.worker_spans) - sum(pools))
+        return ArmOutcome(
+            result.worker_s, summary.attainment, summary.p99_ttft_s, len(result.worker_spans) - sum(pools)
+        )
 
-    def _peak(self) -> Outcome:
+    def _peak(self) -> ArmOutcome:
         """From the busiest slice's on, one more at a time of whichever role helps more."""
         slices = self._slots(_ORACLE_SLICES[-1], 1.0)
         pools = Pools(max(slot.pools.prefill for slot in slices), max(slot.pools.decode for slot in slices))
@@ -97,14 +99,14 @@ class Replayer:
             best, pools = max(tried, key=lambda found: found[0].attainment)
         return best
 
-    def _oracle(self) -> Outcome:
+    def _oracle(self) -> ArmOutcome:
         found = [outcome for share in _ORACLE_SLICES for outcome in self._timetables(share)]
         enough = [outcome for outcome in found if outcome.attainment >= TARGET]
         if enough:
             return min(enough, key=lambda outcome: outcome.worker_s)
         return max(found, key=lambda outcome: outcome.attainment)
 
-    def _timetables(self, share: float) -> Iterator[Outcome]:
+    def _timetables(self, share: float) -> Iterator[ArmOutcome]:
         """With more and more allowance, until one meets the target."""
         for allowance in _ORACLE_ALLOWANCES:
             slots = self._slots(share, allowance)
@@ -128,13 +130,13 @@ class Replayer:
             slots.append(Slot(from_s, pools))
         return slots
 
-    def _load_of(self, requests: Sequence[SimRequest], span_s: float = 0.0, factor: float = 1.0) -> Load:
+    def _load_of(self, requests: Sequence[SimRequest], span_s: float = 0.0, factor: float = 1.0) -> ExpectedLoad:
         """`span_s` 0: the whole load's. Lengths spread over all of them."""
         stride = -(-len(requests) // MAX_LENGTHS) or 1
         picked = requests[::stride]
         prompts = tuple(one.num_prompt_tokens for one in picked)
         outputs = tuple(one.num_output_tokens for one in picked)
-        return Load(factor * len(requests) / (span_s or self.span_s), prompts, outputs)
+        return ExpectedLoad(factor * len(requests) / (span_s or self.span_s), prompts, outputs)
 
     def _capacity(self) -> SimCapacity:
         """Anew: what one arm has simulated is not given to another for nothing."""

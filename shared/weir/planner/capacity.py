@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from weir.planner.observation import Load, Pools
+from weir.planner.observation import ExpectedLoad, Pools
 
 
 class Prediction(NamedTuple):
@@ -22,8 +22,8 @@ class CapacityModel(Protocol):
         """Of one prefill worker, for so many uncached tokens in prompts as they were seen last."""
         ...
 
-    def predict(self, load: Load, pools: Pools) -> Prediction: ...
+    def predict(self, load: ExpectedLoad, pools: Pools) -> Prediction: ...
 
-    def least_pools(self, load: Load, target: float, most: Pools) -> Pools:
+    def least_pools(self, load: ExpectedLoad, target: float, most: Pools) -> Pools:
         """The fewest workers whose attainment is at least `target`; `most` where even those are too few."""
         ...

@@ -90,7 +90,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ExpectedLoad:
     """What workers have to serve: so many requests a second with lengths like these, independent of each other."""
 
     rate_a_s: float

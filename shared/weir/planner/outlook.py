@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from weir.planner.capacity import CapacityModel, Prediction
 from weir.planner.forecast import RateTrend
-from weir.planner.observation import ROLES, Load, Observation, Pools, Role, Window
+from weir.planner.observation import ROLES, ExpectedLoad, Observation, Pools, Role, Window
 from weir.planner.settings import PlannerSettings
 
 _UNKNOWN = Prediction(math.nan, math.nan, math.nan)
@@ -22,7 +22,7 @@ class Outlook:
         self.floor = settings.least
         self.prediction = _UNKNOWN
         """Of the pools that there are, under the load that is expected."""
-        self.load: Load | None = None
+        self.load: ExpectedLoad | None = None
         """That is expected."""
         self._settings = settings
         self._capacity = capacity
@@ -46,7 +46,7 @@ class Outlook:
         if window.rate_a_s > 0 and not (prompts and outputs):
             return  # no answer has ended yet
         rate_a_s = self._trend.ahead(self._horizon_s, window.rate_a_s)
-        load = Load(rate_a_s, prompts, outputs, window.cached_share)
+        load = ExpectedLoad(rate_a_s, prompts, outputs, window.cached_share)
         self.load = replace(load, rate_a_s=rate_a_s + self._queue_rate_a_s(load, seen))
         self.floor = self._capacity.least_pools(self.load, self._settings.floor_target, self._settings.most)
         self.prediction = self._capacity.predict(self.load, pools)
@@ -58,7 +58,7 @@ class Outlook:
         """From the middle of the window until workers serve that the next look orders."""
         return self._settings.window_s / 2 + self._settings.floor_every_s + self._settings.start_s
 
-    def _queue_rate_a_s(self, load: Load, seen: Observation) -> float:
+    def _queue_rate_a_s(self, load: ExpectedLoad, seen: Observation) -> float:
         """What waits beyond the SLO is served while the workers that are started for it are there anyway."""
         num_waiting = seen.num_backlog_tokens / max(1.0, load.mean_uncached_tokens)
         return max(0.0, num_waiting - load.rate_a_s * self._settings.ttft_slo_s) / self._settings.down_after_s
@@ -86,7 +86,7 @@ class Outlook:
                 self._spare_since_s[role] = at_s
         self._spare_pools = pools
 
-    def _judge_model(self, load: Load, window: Window, pools: Pools) -> None:
+    def _judge_model(self, load: ExpectedLoad, window: Window, pools: Pools) -> None:
         """Pools that change cannot be compared, nor two queues that both grow."""
         measured_s = window.ttft_s
         if measured_s is None or window.has_changed:

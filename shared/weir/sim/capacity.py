@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weir.planner.capacity import Prediction
-from weir.planner.observation import Load, Pools
+from weir.planner.observation import ExpectedLoad, Pools
 from weir.scheduling.limits import CoreLimits
 from weir.sim.planning import PoolSizes, search_upward
 from weir.sim.results.metrics import Estimate, Slo, Slos, summarize
@@ -55,7 +55,7 @@ class SimCapacity:
         mean = max(1, round(self._mean_prompt_tokens))
         return num_tokens / mean * self._prompt_s(mean)
 
-    def predict(self, load: Load, pools: Pools) -> Prediction:
+    def predict(self, load: ExpectedLoad, pools: Pools) -> Prediction:
         """Attainment 0 where workers would be busy for longer than time passes, without a simulation."""
         self._mean_prompt_tokens = load.mean_uncached_tokens or self._mean_prompt_tokens
         if min(pools) < 1:
@@ -76,7 +76,7 @@ class SimCapacity:
                 self._predictions.popitem(last=False)
         return found
 
-    def least_pools(self, load: Load, target: float, most: Pools) -> Pools:
+    def least_pools(self, load: ExpectedLoad, target: float, most: Pools) -> Pools:
         rate_a_s, _ = self._key(load)
         if rate_a_s <= 0:
             return Pools(1, 1)
@@ -88,7 +88,7 @@ class SimCapacity:
         found = search_upward(judge, target, PoolSizes(*self._lower_bound(load, rate_a_s)), PoolSizes(*most))
         return most if found is None else Pools(found.num_prefill, found.num_decode)
 
-    def _lower_bound(self, load: Load, rate_a_s: float) -> Pools:
+    def _lower_bound(self, load: ExpectedLoad, rate_a_s: float) -> Pools:
         """By the law of Little: fewer would be busier than workers may be."""
         prompt_s = sum(map(self._prompt_s, load.prompt_lengths)) / len(load.prompt_lengths) * (1 - load.cached_share)
         step, num_seqs = self._decode.profile.step, self._decode.max_num_seqs
@@ -105,7 +105,7 @@ class SimCapacity:
         num_steps = num_tokens / self._prefill.max_num_batched_tokens
         return (num_steps * step.base_ms + step.prefill_ms(num_tokens, 0, num_tokens) - step.base_ms) / 1e3
 
-    def _key(self, load: Load) -> tuple[float, tuple[object, ...]]:
+    def _key(self, load: ExpectedLoad) -> tuple[float, tuple[object, ...]]:
         """The rate that stands for this one, and what tells loads apart."""
         if not load.rate_a_s > 0 or not load.prompt_lengths or not load.output_lengths:
             return 0.0, ()
@@ -114,7 +114,7 @@ class SimCapacity:
         output = round(math.log(max(1.0, load.mean_output_tokens), _LENGTH_STEP))
         return _RATE_STEP**rate, (rate, prompt, output)
 
-    def _simulated(self, load: Load, rate_a_s: float, key: tuple[object, ...], pools: Pools) -> Prediction:
+    def _simulated(self, load: ExpectedLoad, rate_a_s: float, key: tuple[object, ...], pools: Pools) -> Prediction:
         """Warm-up left out, as everywhere."""
         self.num_simulated += 1
         workload = self._workloads.get(key)
@@ -129,7 +129,7 @@ class SimCapacity:
             return _HOPELESS
         return Prediction(summary.attainment, summary.mean_ttft_s, summary.mean_tpot_s)
 
-    def _workload(self, load: Load, rate_a_s: float) -> Workload:
+    def _workload(self, load: ExpectedLoad, rate_a_s: float) -> Workload:
         """The same draws for every rate and pool, so that more is never worse by chance alone."""
         source = np.random.default_rng(0)
         num = self._spec.num_requests

@@ -122,6 +122,10 @@ def test_lengths_keep_shape_and_mean_however_many_they_are() -> None:
     assert Distribution((10.0,), (0.0, 0.0), 0.0).lengths() == ()
 
 
+def test_who_looks_first_knows_the_lengths_of_what_was_before() -> None:
+    assert set(Distribution.so_far(figures(0.0, page(10)), "weir_request_prompt_tokens").lengths()) == {90}
+
+
 def test_costs_are_the_mean_of_those_that_were_measured() -> None:
     other = "".join(
         f'weir_worker_step_cost{{role="decode",process="e",coefficient="{name}"}} 1.5\n' for name in COEFFICIENTS

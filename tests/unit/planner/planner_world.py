@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from weir.planner.capacity import Prediction
 from weir.planner.decision import Decision
-from weir.planner.observation import ROLES, Load, Observation, PoolCount, Pools, Role, other_role
+from weir.planner.observation import ROLES, ExpectedLoad, Observation, PoolCount, Pools, Role, other_role
 from weir.planner.planner import Planner
 from weir.planner.settings import PlannerSettings
 
@@ -31,14 +31,14 @@ class FormulaCapacity:
     def prefill_s(self, num_tokens: float) -> float:
         return num_tokens / TOKENS_A_S
 
-    def predict(self, load: Load, pools: Pools) -> Prediction:
+    def predict(self, load: ExpectedLoad, pools: Pools) -> Prediction:
         self.num_calls += 1
         least = self.least_pools(load, 0.95, Pools(10**6, 10**6))
         if pools.prefill < least.prefill or pools.decode < least.decode:
             return Prediction(0.2, 100.0, 0.2)
         return Prediction(1.0, self.ttft_s, 0.05)
 
-    def least_pools(self, load: Load, target: float, most: Pools) -> Pools:
+    def least_pools(self, load: ExpectedLoad, target: float, most: Pools) -> Pools:
         prefill = math.ceil(load.rate_a_s * load.mean_uncached_tokens / TOKENS_A_S / 0.9)
         decode = math.ceil(load.rate_a_s / ANSWERS_A_S / 0.9)
         return Pools(min(most.prefill, max(1, prefill)), min(most.decode, max(1, decode)))

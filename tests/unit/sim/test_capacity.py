@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from tests.unit.sim.loads import PROFILE
 
-from weir.planner.observation import Load, Pools
+from weir.planner.observation import ExpectedLoad, Pools
 from weir.scheduling.limits import CoreLimits
 from weir.sim.capacity import CapacitySpec, SimCapacity
 from weir.sim.planning import PoolSizes
 from weir.sim.results.metrics import Slo
 from weir.sim.spec import LinkSpec, SystemSpec
 
-LOAD = Load(10.0, (300, 500, 900), (20, 60, 120))
+LOAD = ExpectedLoad(10.0, (300, 500, 900), (20, 60, 120))
 MOST = Pools(12, 12)
 
 
@@ -34,14 +34,14 @@ def test_heavier_loads_need_more_workers_and_those_are_enough(capacity: SimCapac
 
 
 def test_long_prompts_need_prefill_workers_and_long_answers_decode_workers(capacity: SimCapacity) -> None:
-    prompts = capacity.least_pools(Load(20.0, (4000,), (4,)), 0.95, MOST)
-    answers = capacity.least_pools(Load(20.0, (40,), (200,)), 0.95, MOST)
+    prompts = capacity.least_pools(ExpectedLoad(20.0, (4000,), (4,)), 0.95, MOST)
+    answers = capacity.least_pools(ExpectedLoad(20.0, (40,), (200,)), 0.95, MOST)
     assert prompts.prefill > answers.prefill
     assert answers.decode > prompts.decode
 
 
 def test_prompts_that_are_cached_cost_less(capacity: SimCapacity) -> None:
-    load = Load(20.0, (4000,), (10,))
+    load = ExpectedLoad(20.0, (4000,), (10,))
     cached = capacity.least_pools(replace(load, cached_share=0.8), 0.95, MOST)
     assert cached.prefill < capacity.least_pools(load, 0.95, MOST).prefill
 
@@ -62,14 +62,14 @@ def test_what_cannot_be_enough_is_not_simulated(capacity: SimCapacity) -> None:
 
 
 def test_without_a_load_one_of_each_is_enough(capacity: SimCapacity) -> None:
-    idle = Load(0.0, (), ())
+    idle = ExpectedLoad(0.0, (), ())
     assert capacity.least_pools(idle, 0.95, MOST) == Pools(1, 1)
     assert capacity.predict(idle, Pools(1, 1)).attainment == 1.0
     assert capacity.num_simulated == 0
 
 
 def test_time_of_prompts_is_that_of_the_lengths_that_were_asked_about(capacity: SimCapacity) -> None:
-    capacity.predict(Load(1.0, (1000,), (10,)), Pools(1, 1))
+    capacity.predict(ExpectedLoad(1.0, (1000,), (10,)), Pools(1, 1))
     step = PROFILE.step
     alone_s = (step.prefill_token_ms * 1000 + step.prefill_pair_ms * 1000 * 500 + step.base_ms * 1000 / 2048) / 1e3
     assert capacity.prefill_s(3000) == pytest.approx(3 * alone_s)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from weir.core.cost import StepCost
 from weir.kv.geometry import PAGE_TOKENS
 from weir.planner.capacity import Prediction
-from weir.planner.observation import Load, Pools
+from weir.planner.observation import ExpectedLoad, Pools
 from weir.scheduling.limits import CoreLimits
 from weir.sim.capacity import CapacitySpec, SimCapacity
 from weir.sim.planning import PoolSizes
@@ -48,10 +48,10 @@ class MeasuredCapacity:
     def prefill_s(self, num_tokens: float) -> float:
         return self._known.prefill_s(num_tokens)
 
-    def predict(self, load: Load, pools: Pools) -> Prediction:
+    def predict(self, load: ExpectedLoad, pools: Pools) -> Prediction:
         return self._known.predict(load, pools)
 
-    def least_pools(self, load: Load, target: float, most: Pools) -> Pools:
+    def least_pools(self, load: ExpectedLoad, target: float, most: Pools) -> Pools:
         return self._known.least_pools(load, target, most)
 
     @property

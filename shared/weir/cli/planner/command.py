@@ -90,7 +90,7 @@ def planner(
     from weir.cli.planner.capacity import MeasuredCapacity
     from weir.cli.planner.loop import PlannerLoop
     from weir.cli.planner.page import DecisionLog, PlannerPage
-    from weir.cli.planner.watch import Slos, StackWatch
+    from weir.cli.planner.watch import StackWatch
     from weir.client.workers import WorkersClient
     from weir.planner.planner import Planner
     from weir.scheduling.limits import CoreLimits
@@ -98,10 +98,11 @@ def planner(
 
     page = PlannerPage(max_age_s=3 * max(tick_s, 5.0))
     log = DecisionLog(_print_line, every_s=window_s, mode=mode)
-    capacity = MeasuredCapacity(Slo(ttft_s=settings.ttft_slo_s, tpot_s=settings.itl_slo_s), CoreLimits())
+    slo = Slo(ttft_s=settings.ttft_slo_s, tpot_s=settings.itl_slo_s)
+    capacity = MeasuredCapacity(slo, CoreLimits())
     _serve_page(page, metrics_host, metrics_port)
     with WorkersClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as workers:
-        watch = StackWatch(urls, key, workers, capacity, Slos(settings.ttft_slo_s, settings.itl_slo_s), given)
+        watch = StackWatch(urls, key, workers, capacity, slo, given)
         loop = PlannerLoop(
             watch, Planner(settings, capacity), page, log, workers if mode == "switch" else None, grace_s
         )

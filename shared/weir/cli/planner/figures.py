@@ -12,7 +12,7 @@ from weir.planner.observation import MAX_LENGTHS, Observation, PoolCount, Role
 Labels = frozenset[tuple[str, str]]
 _STEP_COST = "weir_worker_step_cost"
 _TTFT, _TPOT = "weir_time_to_first_token_seconds", "weir_time_per_output_token_seconds"
-_PROMPTS, _OUTPUTS = "weir_request_prompt_tokens", "weir_request_output_tokens"
+PROMPTS, _OUTPUTS = "weir_request_prompt_tokens", "weir_request_output_tokens"
 
 
 class FiguresMissing(Exception):
@@ -94,6 +94,12 @@ class Distribution:
         finite = tuple(edge for edge in edges if edge < math.inf)
         return cls(finite, tuple(counts), now.total_grown(before, f"{name}_sum"))
 
+    @classmethod
+    def so_far(cls, now: Figures, name: str) -> "Distribution":
+        """Since the processes started."""
+        nothing = {full: dict.fromkeys(series, 0.0) for full, series in now.series.items()}
+        return cls.between(Figures(now.at_s, nothing), now, name)
+
     @property
     def num(self) -> int:
         return round(sum(self.counts))
@@ -141,7 +147,7 @@ def observation_of(
         at_s=now.at_s,
         span_s=now.at_s - before.at_s,
         num_arrived=round(now.total_grown(before, "weir_gateway_requests_accepted_total")),
-        prompt_lengths=Distribution.between(before, now, _PROMPTS).lengths(),
+        prompt_lengths=Distribution.between(before, now, PROMPTS).lengths(),
         output_lengths=Distribution.between(before, now, _OUTPUTS).lengths(),
         num_first_tokens=ttft.num,
         num_ttft_met=ttft.num_within(ttft_slo_s),

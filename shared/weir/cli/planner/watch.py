@@ -2,29 +2,21 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import httpx
 
 from weir.cli.planner.capacity import MeasuredCapacity, measured_profile
-from weir.cli.planner.figures import Figures, FiguresMissing, observation_of, with_backlog
+from weir.cli.planner.figures import PROMPTS, Distribution, Figures, FiguresMissing, observation_of, with_backlog
 from weir.client.workers import WorkersClient, WorkerView
 from weir.core.errors import WeirError
 from weir.planner.observation import ROLES, Observation, PoolCount, Role
 from weir.sim.profile import CostProfile
+from weir.sim.results.metrics import Slo
 from weir.sim.spec import PoolSpec
 
 _TIMEOUT_S = 5.0
 _MAX_PAGE_BYTES = 16 << 20
 _MAX_PROMPTS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Slos:
-    """That are asked for, in seconds."""
-
-    ttft_s: float
-    itl_s: float
 
 
 class StackWatch:
@@ -36,7 +28,7 @@ class StackWatch:
         admin_key: str,
         workers: WorkersClient,
         capacity: MeasuredCapacity,
-        slos: Slos,
+        slo: Slo,
         profile: CostProfile | None,
     ) -> None:
         """`profile`: of each worker; None: what they have measured themselves."""
@@ -44,7 +36,7 @@ class StackWatch:
         self._clients = [httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S) for url in urls]
         self._workers = workers
         self._capacity = capacity
-        self._slos = slos
+        self._slo = slo
         self._profile = profile
         self._before: Figures | None = None
         self._prompts: tuple[int, ...] = ()
@@ -67,8 +59,9 @@ class StackWatch:
         counts = {role: _count(workers, role) for role in ROLES}
         self._measure(figures, counts)
         if before is None:
+            self._prompts = Distribution.so_far(figures, PROMPTS).lengths()
             return None
-        seen = observation_of(before, figures, counts, self._slos.ttft_s, self._slos.itl_s)
+        seen = observation_of(before, figures, counts, self._slo.ttft_s, self._slo.tpot_s)
         self._prompts = (*seen.prompt_lengths, *self._prompts)[:_MAX_PROMPTS]
         return with_backlog(seen, figures, self._prompts), workers
 
