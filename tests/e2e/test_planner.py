@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 
 NUM_CLIENTS = 12
 LONG_S = 200.0
-OPTIONS = ("--ttft-ms", "300", "--itl-ms", "2000", "--tick-s", "0.3", "--window-s", "1.5", "--start-s", "5")
+OPTIONS = ("--ttft-ms", "1500", "--itl-ms", "2000", "--tick-s", "0.3", "--window-s", "1.5", "--start-s", "5")
 
 
 @pytest.fixture(scope="module")

@@ -25,5 +25,5 @@ class CapacityModel(Protocol):
     def predict(self, load: ExpectedLoad, pools: Pools) -> Prediction: ...
 
     def least_pools(self, load: ExpectedLoad, target: float, most: Pools) -> Pools:
-        """The fewest workers whose attainment is at least `target`; `most` where even those are too few."""
+        """The fewest workers whose attainment is at least `target`, or about what `most` reach where that is less."""
         ...

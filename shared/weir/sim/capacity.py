@@ -21,6 +21,8 @@ _RATE_STEP = 1.08
 _LENGTH_STEP = 1.15
 _MOST_BUSY = 0.9
 """Of the time: workers that are busier keep nobody's SLO for long, whatever a short simulation says."""
+_NO_HELP = 0.01
+"""Of the attainment: for less no worker is started."""
 _HOPELESS = Prediction(0.0, math.inf, math.inf)
 
 
@@ -32,8 +34,8 @@ class CapacitySpec:
     slo: Slo
     limits: CoreLimits
     num_requests: int = 200
-    max_tokens: int = 0
-    """What each request asks for at most; 0: the longest answer of the load."""
+    max_steps: int = 8
+    """Of one search, each two simulations at most; what it has reached then is a floor already."""
 
 
 class SimCapacity:
@@ -85,8 +87,11 @@ class SimCapacity:
             attainment = self.predict(load, Pools(sizes.num_prefill, sizes.num_decode)).attainment
             return Estimate(attainment, -math.inf, math.inf, 1)
 
-        found = search_upward(judge, target, PoolSizes(*self._lower_bound(load, rate_a_s)), PoolSizes(*most))
-        return most if found is None else Pools(found.num_prefill, found.num_decode)
+        # Where all that there may be misses the target, as a prompt by itself may do, more workers are no help.
+        reachable = min(target, judge(PoolSizes(*most)).mean - _NO_HELP)
+        least = PoolSizes(*self._lower_bound(load, rate_a_s))
+        found = search_upward(judge, reachable, least, PoolSizes(*most), self._spec.max_steps)
+        return Pools(found.num_prefill, found.num_decode)
 
     def _lower_bound(self, load: ExpectedLoad, rate_a_s: float) -> Pools:
         """By the law of Little: fewer would be busier than workers may be."""

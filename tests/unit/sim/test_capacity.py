@@ -58,7 +58,23 @@ def test_what_cannot_be_enough_is_not_simulated(capacity: SimCapacity) -> None:
     assert capacity.predict(heavy, Pools(1, 1)).attainment == 0.0
     assert capacity.predict(LOAD, Pools(0, 5)).attainment == 0.0
     assert capacity.num_simulated == 0
-    assert capacity.least_pools(heavy, 0.95, MOST) == MOST
+    assert capacity.least_pools(heavy, 0.95, MOST).decode == MOST.decode
+    assert capacity.num_simulated == 0
+
+
+def test_an_slo_that_nobody_can_meet_asks_for_no_more_workers(capacity: SimCapacity) -> None:
+    """A prompt by itself takes longer than its SLO."""
+    assert capacity.least_pools(ExpectedLoad(0.2, (30_000,), (10,)), 0.95, MOST) == Pools(1, 1)
+
+
+def test_a_search_is_bounded_and_remembered() -> None:
+    slo = Slo(ttft_s=0.5, tpot_s=0.1)
+    bounded = SimCapacity(CapacitySpec(system, slo, CoreLimits(), num_requests=80, max_steps=1))
+    load = replace(LOAD, rate_a_s=60.0)
+    first, num_first = bounded.least_pools(load, 0.99, MOST), bounded.num_simulated
+    assert num_first <= 4
+    assert bounded.least_pools(load, 0.99, MOST) == first
+    assert bounded.num_simulated == num_first, "what was simulated is remembered"
 
 
 def test_without_a_load_one_of_each_is_enough(capacity: SimCapacity) -> None:
