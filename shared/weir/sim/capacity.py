@@ -36,6 +36,8 @@ class CapacitySpec:
     num_requests: int = 200
     max_steps: int = 8
     """Of one search, each two simulations at most; what it has reached then is a floor already."""
+    max_tokens: int = 0
+    """What each request asks for at most; 0: the longest answer of the load."""
 
 
 class SimCapacity:
