@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 
 NUM_CLIENTS = 12
 LONG_S = 200.0
-OPTIONS = ("--ttft-ms", "1500", "--itl-ms", "2000", "--tick-s", "0.3", "--window-s", "1.5", "--start-s", "5")
+OPTIONS = ("--ttft-ms", "1500", "--itl-ms", "2000", "--tick-s", "0.2", "--window-s", "1", "--start-s", "5")
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +92,10 @@ async def test_queued_prompts_get_another_prefill_worker_and_running_answers_do_
     prompts = Prompts(stack)
     queueing = asyncio.create_task(prompts.run())
     try:
-        advice = await planner(stack, profile, "advise", 12)
-        before = ["decode", "decode", "prefill"]
-        wait_until(lambda: roles() == before, timeout_s=90, what="advice changes nothing")
+        advising = asyncio.create_task(planner(stack, profile, "advise", 14))
         streaming = asyncio.create_task(streamed(stack))
-        told = await planner(stack, profile, "switch", 24)
-        during = await streaming
+        told = await planner(stack, profile, "switch", 18)
+        advice, during = await advising, await streaming
     finally:
         prompts.end()
         await queueing
@@ -106,6 +104,7 @@ async def test_queued_prompts_get_another_prefill_worker_and_running_answers_do_
     assert {one["prefill"]["reason"] for one in wants_more} <= {"backlog", "floor"}
     events = [one["event"] for one in told]
     assert events.count("switch_begun") == 1, told
+    assert {one["event"] for one in advice} == {"decision"}, "advice changes nothing"
     wait_until(lambda: roles() == ["decode", "prefill", "prefill"], timeout_s=90, what="a decode worker prefills")
     assert [one.token_ids for one in during] == [one.token_ids for one in undisturbed]
     assert {(one.code, one.num_index_errors) for one in during} == {(grpc.StatusCode.OK, 0)}

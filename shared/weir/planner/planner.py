@@ -119,7 +119,8 @@ class Planner:
             giver = other_role(role)
             given = wishes[giver]
             if wishes[role].delta > 0 and self._may_give(giver, given, seen):
-                wishes[giver] = replace(given, wanted=given.current - 1, reason=Reason.SWITCHED)
+                wanted = min(given.wanted, given.current - 1)
+                wishes[giver] = replace(given, wanted=wanted, reason=Reason.SWITCHED)
                 return Switch(giver, role)
         return None
 

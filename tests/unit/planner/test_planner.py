@@ -88,15 +88,15 @@ def test_a_rate_that_rises_is_met_before_anybody_waits() -> None:
     assert Reason.FLOOR in {one.prefill.reason for one in world.decisions}
 
 
-@pytest.mark.parametrize("rate_a_s", [0.0, 0.4, 1.0, 2.7, 6.0, 9.0])
+@pytest.mark.parametrize("rate_a_s", [0.0, 1.0, 2.7, 9.0])
 @pytest.mark.parametrize("settings", [NO_SWITCH, SETTINGS], ids=["no switch", "switch"])
 @pytest.mark.parametrize("pools", [Pools(1, 1), Pools(2, 6), Pools(9, 3)], ids=str)
 def test_a_load_that_does_not_change_ends_in_pools_that_do_not(
     rate_a_s: float, settings: PlannerSettings, pools: Pools
 ) -> None:
     world = World(planner_of(settings), lambda at_s: rate_a_s, pools)
-    world.run(9000.0)
-    late = [one for one in world.decisions if one.at_s > 6000]
+    world.run(5000.0)
+    late = [one for one in world.decisions if one.at_s > 4000]
     assert not any(one.is_change for one in late)
     assert world.decisions[-1].num_reversals == 0
     for role in ROLES:
@@ -130,6 +130,20 @@ def test_a_worker_that_idles_changes_its_role_before_another_is_started() -> Non
     planner = planner_of(SETTINGS)
     after_a_calm_minute(planner, Pools(2, 3))
     assert decisions_of(planner, *busy)[-1].switch is None, "two would be busier than those that give may be"
+
+
+@pytest.mark.parametrize(
+    ("pools", "rate_a_s", "least"),
+    [(Pools(2, 1), 0.4, Pools(1, 1)), (Pools(2, 2), 2.0, Pools(1, 1)), (Pools(2, 2), 0.4, Pools(1, 2))],
+    ids=["the last", "under its floor", "under the least"],
+)
+def test_a_pool_does_not_give_what_it_needs(pools: Pools, rate_a_s: float, least: Pools) -> None:
+    planner = planner_of(replace(SETTINGS, least=least))
+    at_s = after_a_calm_minute(planner, pools, rate_a_s)
+    pressed = ticks(at_s, 3, num_backlog_tokens=9999.0, booked_share=0.1, decode=PoolCount(pools.decode))
+    decision = decisions_of(planner, *pressed)[-1]
+    assert decision.switch is None
+    assert (decision.num_to_start("prefill"), decision.decode.delta) == (1, 0)
 
 
 def test_after_a_switch_the_next_one_waits() -> None:
@@ -215,7 +229,7 @@ def observations(draw: st.DrawFn, at_s: float) -> Observation:
 bounds = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 8), st.integers(0, 8))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), bounds, st.booleans())
 def test_whatever_is_seen_the_rules_hold(data: st.DataObject, bounds: tuple[int, int, int, int], acts: bool) -> None:
     least = Pools(*bounds[:2])
@@ -242,7 +256,7 @@ def test_whatever_is_seen_the_rules_hold(data: st.DataObject, bounds: tuple[int,
             planner.begun(decision)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.floats(0.2, 8.0),
     st.floats(0.0, 8.0),
