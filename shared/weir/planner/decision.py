@@ -35,7 +35,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
-    """`wanted` is what is to be; `delta` what is to be begun now, 0 while something is pending."""
+    """`wanted` is what is to be; `delta` what is to be begun now, beside what is pending already."""
 
     wanted: int
     current: int
