@@ -27,6 +27,7 @@ from weir.cli import (
     train_predictor,
     workers,
 )
+from weir.cli.planner import command as planner
 from weir.cli.stack import host, up
 from weir.cli.top import command as top
 from weir.runtime.extras import DISTRIBUTION
@@ -92,6 +93,7 @@ app.command()(pull.pull)
 app.command()(doctor.doctor)
 app.command()(simulate.simulate)
 app.command()(plan.plan)
+app.command()(planner.planner)
 app.command()(profile.profile)
 app.command()(train_predictor.train_predictor)
 app.add_typer(models.app, name="models")

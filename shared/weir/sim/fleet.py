@@ -49,6 +49,9 @@ class Fleet:
         self._cores = SharedCores(timeline) if spec.shares_cores else None
         self._workers: dict[str, SimWorker] = {}
         self._all: list[SimWorker] = []
+        self._draining: set[str] = set()
+        self._left_behind: list[str] = []
+        """By workers that ended in order."""
         self._gateway = gateway
         self._scheduler = scheduler
         self._hand_offs = SimHandOffs(spec, timeline, self._lose)
@@ -63,6 +66,38 @@ class Fleet:
             events.report()
         for failure in self._spec.failures:
             self._plan_failure(failure)
+
+    def add(self, location: Location) -> None:
+        """A worker more, which serves from now on. With a link alone, where each has a memory to itself."""
+        self._locations[location.worker_id] = location
+        self._memories[location.arena_id] = location.memory
+        self._report(location, self._make(location))
+        if isinstance(location.memory, PrefixMemory):
+            events = SimPrefixEvents(location.arena_id, location.memory, self._timeline, self._scheduler)
+            self._prefix_events.append(events)
+            events.report()
+
+    def location(self, worker_id: str) -> Location:
+        """Of one that is or was there."""
+        return self._locations[worker_id]
+
+    def drain(self, worker_id: str) -> None:
+        """It gets nothing new, and ends what it has."""
+        self._draining.add(worker_id)
+        self._scheduler.worker_seen(self._record(self._locations[worker_id], self._workers[worker_id]))
+
+    def is_empty(self, worker_id: str) -> bool:
+        """As far as the worker itself knows: something may be on its way to it."""
+        return self._workers[worker_id].is_idle
+
+    def retire(self, worker_id: str) -> None:
+        """An empty worker ends in order."""
+        worker = self._workers.pop(worker_id)
+        self._left_behind += [f"{worker_id}: {error}" for error in worker.engine.integrity_errors()]
+        worker.engine.give_memory_back()
+        worker.die()
+        self._draining.discard(worker_id)
+        self._scheduler.worker_gone(worker_id)
 
     def stop(self) -> None:
         """Nothing is reported any more."""
@@ -193,7 +228,7 @@ class Fleet:
 
     def integrity_errors(self) -> list[str]:
         """What is not back where it belongs when all requests have ended."""
-        errors = []
+        errors = list(self._left_behind)
         for worker in self._workers.values():
             errors += [f"{worker.worker_id}: {error}" for error in worker.engine.integrity_errors()]
             worker.engine.give_memory_back()
@@ -215,8 +250,12 @@ class Fleet:
         """Its registry entry, every second while it lives."""
         if self._is_stopped or not worker.is_alive:
             return
+        self._scheduler.worker_seen(self._record(location, worker))
+        self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(location, worker))
+
+    def _record(self, location: Location, worker: SimWorker) -> WorkerRecord:
         pool = location.pool
-        record = WorkerRecord(
+        return WorkerRecord(
             worker_id=location.worker_id,
             role="prefill" if pool.role == "prefill" else "decode",
             model=MODEL,
@@ -235,9 +274,8 @@ class Fleet:
             cost=pool.profile.step,
             pages_address=f"{location.host_id}:1" if self._exchange is not None else "",
             page_bytes=pool.profile.kv_bytes_per_token * PAGE_TOKENS,
+            is_draining=location.worker_id in self._draining,
         )
-        self._scheduler.worker_seen(record)
-        self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(location, worker))
 
     def _hand_over(self, worker: SimWorker, ready: HandOffReady) -> None:
         state = self._gateway.states[ready.key.request_id]

@@ -125,6 +125,16 @@ class SimGateway:
         tenant = state.request.tenant
         self.service[tenant] = self.service.get(tenant, 0.0) + service
 
+    def live_by_worker(self) -> Counter[str]:
+        """Granted requests that have not ended, by the worker that has them or is to get them."""
+        live: Counter[str] = Counter()
+        for state in self._granted.values():
+            if not state.is_over and state.placement is not None:
+                placement = state.placement
+                is_prefilled = state.outcome.first_token_s is not None
+                live.update({placement.decode_worker_id} | (set() if is_prefilled else {placement.prefill_worker_id}))
+        return live
+
     def on_failure(self, state: SimRequestState, reason: str) -> None:
         """A worker gave it up, or is dead; its stream breaks."""
         self._timeline.after(self._stream_ns, lambda: self._fail(state, reason))

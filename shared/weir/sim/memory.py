@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -313,6 +313,12 @@ class Location:
     def arena_id(self) -> str:
         """That the scheduler counts its pages under."""
         return self.worker_id if self.num_own_pages else self.host_id
+
+    def of_another(self, worker_id: str) -> "Location":
+        """Of a worker like this one, with an empty memory to itself."""
+        new_memory = PrefixMemory if isinstance(self.memory, PrefixMemory) else PlainMemory
+        memory = new_memory(self.pool.num_worker_pages, len(self.memory.records))
+        return replace(self, worker_id=worker_id, memory=memory)
 
 
 def locations_of(spec: SystemSpec, *, keeps_prefixes: bool) -> dict[str, Location]:

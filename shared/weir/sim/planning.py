@@ -121,6 +121,21 @@ def search(judge: Judge, limits: PlanLimits) -> Plan:
     return Plan(tuple(tries.made), best_split, best_local)
 
 
+def search_upward(judge: Judge, target: float, least: PoolSizes, most: PoolSizes, max_steps: int) -> PoolSizes:
+    """The first split system that is enough on the way up from `least`, each step the worker that helps more. Where no
+    fewer than `least` can do, few tries find few workers. After `max_steps`, or at `most`, what was reached."""
+    sizes = PoolSizes(min(least.num_prefill, most.num_prefill), min(least.num_decode, most.num_decode))
+    mean, num_steps = judge(sizes).mean, 0
+    while mean < target and num_steps < max_steps:
+        num_steps += 1
+        more = [PoolSizes(sizes.num_prefill + 1, sizes.num_decode), PoolSizes(sizes.num_prefill, sizes.num_decode + 1)]
+        allowed = [one for one in more if one.num_prefill <= most.num_prefill and one.num_decode <= most.num_decode]
+        if not allowed:
+            break
+        mean, sizes = max((judge(one).mean, one) for one in allowed)
+    return sizes
+
+
 class _Tries:
     """What was judged already."""
 

@@ -76,6 +76,11 @@ class SimScheduler:
         self.core.worker_seen(record, self._revision)
         self._act()
 
+    def worker_gone(self, worker_id: str) -> None:
+        """It has taken its registry entry back."""
+        self.core.worker_gone(worker_id)
+        self._act()
+
     @property
     def num_queued(self) -> int:
         return int(self.core.metrics()["queued"])

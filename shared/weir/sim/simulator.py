@@ -11,6 +11,7 @@ from weir.sim.gateway import SimGateway
 from weir.sim.memory import MemoryIsTight
 from weir.sim.request_state import PromptHashes
 from weir.sim.results.metrics import SimResult
+from weir.sim.scaling import ScaledFleet, ScalingSpec
 from weir.sim.scheduler import SimScheduler
 from weir.sim.spec import SystemSpec
 from weir.sim.timeline import Timeline, ns_of_s
@@ -38,8 +39,11 @@ def simulate(
     policy: PolicySpec = DEFAULT_POLICY,
     fast_forward: bool = True,
     on_progress: Progress | None = None,
+    scaling: ScalingSpec | None = None,
 ) -> SimResult:
-    """The same arguments give the same result, byte for byte, with `fast_forward` or without. Where the memory of
+    """`scaling`: workers come and go; the spec's are those at the start.
+
+    The same arguments give the same result, byte for byte, with `fast_forward` or without. Where the memory of
     a prefill or decode worker runs short in the course of a run with it, the run begins again with real batchers there,
     and so does its progress.
 
@@ -55,7 +59,7 @@ def simulate(
         timeline = Timeline(start_ns=ns_of_s(core_limits.gather_s + 1.0))
         shares = core_limits.step_shares
         engines = EngineMaker(spec, policy, timeline, fast_forward=fast_forward, is_roomy=is_roomy, step_shares=shares)
-        return _Run(spec, workload, core_limits, engines, timeline, on_progress).result()
+        return _Run(spec, workload, core_limits, engines, timeline, on_progress, scaling).result()
 
     try:
         return run(is_roomy=True)
@@ -83,6 +87,7 @@ class _Run:
         engines: EngineMaker,
         timeline: Timeline,
         on_progress: Progress | None,
+        scaling: ScalingSpec | None,
     ) -> None:
         self._timeline = timeline
         self._on_progress = on_progress
@@ -113,11 +118,16 @@ class _Run:
             cancel=lambda state: self._fleet.cancel(state),  # noqa: PLW0108
         )
         self._fleet = Fleet(spec, timeline, engines, self._gateway, self._scheduler, keeps_prefixes=keeps_prefixes)
+        self._scaled: ScaledFleet | None = None
+        if scaling is not None:
+            self._scaled = ScaledFleet(scaling, spec, timeline, self._fleet, self._gateway, self._scheduler)
 
     def result(self) -> SimResult:
         self._fleet.begin()
         self._scheduler.start()
         self._gateway.begin()
+        if self._scaled is not None:
+            self._scaled.begin()
         self._timeline.at(self._timeline.start_ns, self._sample)
         while self._gateway.num_left:
             self._timeline.step()
@@ -138,6 +148,7 @@ class _Run:
             queue_lengths=tuple(self._queue_lengths),
             tenant_service=self._tenant_service,
             counters=self._counters(ended_ns),
+            worker_spans=() if self._scaled is None else self._scaled.spans(),
         )
 
     def _settle(self) -> None:
@@ -145,6 +156,8 @@ class _Run:
         self._is_stopped = True
         self._scheduler.stop()
         self._fleet.stop()
+        if self._scaled is not None:
+            self._scaled.stop()
         ends_ns = self._timeline.now_ns + ns_of_s(_SETTLE_S)
         while (next_ns := self._timeline.next_ns) is not None and next_ns <= ends_ns:
             self._timeline.step()

@@ -162,6 +162,12 @@ class SimWorker:
         """Of all steps that were begun; by what others slowed them down it is longer once they have ended."""
         return sum(engine.busy_ns for engine in self.engines) + self._slowed_ns
 
+    @property
+    def is_idle(self) -> bool:
+        """It has nothing, and nothing has been posted."""
+        num_sequences = self.engine.num_running + self.engine.num_waiting
+        return not (num_sequences or self._inbox or self._is_stepping or self._is_turning)
+
     def drive(self, engine: Engine) -> None:
         """From here on."""
         self.engines.append(engine)

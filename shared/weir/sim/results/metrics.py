@@ -55,6 +55,16 @@ class RequestOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSpan:
+    """How long a worker was paid for: from its order to its end, in one role."""
+
+    role: str
+    from_s: float
+    to_s: float
+    """Infinite: it was there to the last."""
+
+
+@dataclass(frozen=True, slots=True)
 class SimResult:
     """One run. `outcomes` in order of arrival; every request of the workload is there."""
 
@@ -68,6 +78,14 @@ class SimResult:
     tenant_service: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """tenant -> (time, service so far in VTC units), sampled."""
     counters: Mapping[str, float] = field(default_factory=dict)
+    worker_spans: Sequence[WorkerSpan] = ()
+    """Where workers came and went."""
+
+    @property
+    def worker_s(self) -> float:
+        """Summed over the workers, until the last arrival: what is paid for longer is the load's end, not a plan."""
+        end_s = self.outcomes[-1].arrival_s if self.outcomes else 0.0
+        return sum(max(0.0, min(span.to_s, end_s) - span.from_s) for span in self.worker_spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,91 @@
+"""What is done at each look: a decision, told and, where that is wanted, begun."""
+
+import time
+
+from weir.cli.planner.figures import FiguresMissing
+from weir.cli.planner.page import DecisionLog, PlannerPage
+from weir.cli.planner.watch import StackWatch
+from weir.client.workers import WorkersClient, WorkerView
+from weir.core.errors import WeirError
+from weir.planner.decision import Decision
+from weir.planner.planner import Planner
+
+_LOST_AFTER_S = 300.0
+"""A change of role that has not come after so long beyond the grace period is not waited for."""
+
+
+class PlannerLoop:
+    """`actor`: through whom roles are changed; None: only advice is given."""
+
+    def __init__(
+        self,
+        watch: StackWatch,
+        planner: Planner,
+        page: PlannerPage,
+        log: DecisionLog,
+        actor: WorkersClient | None,
+        grace_s: float,
+    ) -> None:
+        self._watch = watch
+        self._planner = planner
+        self._page = page
+        self._log = log
+        self._actor = actor
+        self._grace_s = grace_s
+        self._awaited: tuple[str, float] | None = None
+        """The id that the worker which changes its role will have, and since when."""
+        self._missing = ""
+
+    def step(self) -> None:
+        """One look. What the stack refuses, or does not say, is told and is no end."""
+        try:
+            looked = self._watch.look()
+        except FiguresMissing as missing:
+            self._page.count("looks_without_figures")
+            if str(missing) != self._missing:
+                self._missing = str(missing)
+                self._log.note("missing", figure=self._missing)
+            return
+        self._missing = ""
+        if looked is None:
+            return
+        seen, workers = looked
+        self._note_switched(workers)
+        decision = self._planner.decide(seen)
+        if decision is None:
+            return
+        self._page.show(decision)
+        self._log.decided(decision)
+        if self._actor is not None and decision.switch is not None and self._awaited is None:
+            self._switch(self._actor, decision, workers)
+
+    def _switch(self, actor: WorkersClient, decision: Decision, workers: list[WorkerView]) -> None:
+        """The worker of the role with the least to do."""
+        switch = decision.switch
+        assert switch is not None, "asked before"
+        serving = [one for one in workers if one.role == switch.from_role and one.duty == "serving"]
+        worker = min(serving, key=lambda one: one.num_live)
+        try:
+            new_id = actor.set_role(worker.worker_id, switch.to_role, grace_s=self._grace_s)
+        except WeirError as error:
+            self._page.count("switches_failed")
+            self._log.note("switch_refused", decision=decision.number, worker=worker.worker_id, problem=error.message)
+            return
+        self._planner.begun(decision)
+        self._awaited = (new_id, time.monotonic())
+        self._page.count("switches_begun")
+        self._log.note("switch_begun", decision=decision.number, worker=worker.worker_id, becomes=new_id)
+
+    def _note_switched(self, workers: list[WorkerView]) -> None:
+        if self._awaited is None:
+            return
+        new_id, since_s = self._awaited
+        after_s = time.monotonic() - since_s
+        if any(one.worker_id == new_id and one.duty == "serving" for one in workers):
+            self._planner.switched_after(after_s)
+            self._log.note("switched", worker=new_id, after_s=round(after_s, 3))
+            self._awaited = None
+        elif after_s > self._grace_s + _LOST_AFTER_S:
+            self._page.count("switches_failed")
+            self._log.note("switch_lost", worker=new_id, after_s=round(after_s, 3))
+            self._awaited = None

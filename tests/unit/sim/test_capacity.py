@@ -1,0 +1,91 @@
+"""What the simulator tells the planner of what workers can do."""
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.sim.loads import PROFILE
+
+from weir.planner.observation import ExpectedLoad, Pools
+from weir.scheduling.limits import CoreLimits
+from weir.sim.capacity import CapacitySpec, SimCapacity
+from weir.sim.planning import PoolSizes
+from weir.sim.results.metrics import Slo
+from weir.sim.spec import LinkSpec, SystemSpec
+
+LOAD = ExpectedLoad(10.0, (300, 500, 900), (20, 60, 120))
+MOST = Pools(12, 12)
+
+
+def system(sizes: PoolSizes) -> SystemSpec:
+    link = LinkSpec(25.0)
+    return SystemSpec.split(sizes.num_prefill, sizes.num_decode, PROFILE, link=link, max_num_seqs=8)
+
+
+@pytest.fixture
+def capacity() -> SimCapacity:
+    return SimCapacity(CapacitySpec(system, Slo(ttft_s=0.5, tpot_s=0.1), CoreLimits(), num_requests=80))
+
+
+def test_heavier_loads_need_more_workers_and_those_are_enough(capacity: SimCapacity) -> None:
+    pools = [capacity.least_pools(replace(LOAD, rate_a_s=rate), 0.95, MOST) for rate in (5.0, 20.0, 60.0)]
+    assert sum(pools[0]) < sum(pools[1]) < sum(pools[2])
+    for rate, found in zip((5.0, 20.0, 60.0), pools, strict=True):
+        assert capacity.predict(replace(LOAD, rate_a_s=rate), found).attainment >= 0.95
+
+
+def test_long_prompts_need_prefill_workers_and_long_answers_decode_workers(capacity: SimCapacity) -> None:
+    prompts = capacity.least_pools(ExpectedLoad(20.0, (4000,), (4,)), 0.95, MOST)
+    answers = capacity.least_pools(ExpectedLoad(20.0, (40,), (200,)), 0.95, MOST)
+    assert prompts.prefill > answers.prefill
+    assert answers.decode > prompts.decode
+
+
+def test_prompts_that_are_cached_cost_less(capacity: SimCapacity) -> None:
+    load = ExpectedLoad(20.0, (4000,), (10,))
+    cached = capacity.least_pools(replace(load, cached_share=0.8), 0.95, MOST)
+    assert cached.prefill < capacity.least_pools(load, 0.95, MOST).prefill
+
+
+def test_the_same_question_is_simulated_once(capacity: SimCapacity) -> None:
+    first = capacity.predict(LOAD, Pools(3, 4))
+    num = capacity.num_simulated
+    assert capacity.predict(replace(LOAD, rate_a_s=9.99), Pools(3, 4)) == first
+    assert capacity.num_simulated == num == 1
+
+
+def test_what_cannot_be_enough_is_not_simulated(capacity: SimCapacity) -> None:
+    heavy = replace(LOAD, rate_a_s=500.0)
+    assert capacity.predict(heavy, Pools(1, 1)).attainment == 0.0
+    assert capacity.predict(LOAD, Pools(0, 5)).attainment == 0.0
+    assert capacity.num_simulated == 0
+    assert capacity.least_pools(heavy, 0.95, MOST).decode == MOST.decode
+    assert capacity.num_simulated == 0
+
+
+def test_an_slo_that_nobody_can_meet_asks_for_no_more_workers(capacity: SimCapacity) -> None:
+    """A prompt by itself takes longer than its SLO."""
+    assert capacity.least_pools(ExpectedLoad(0.2, (30_000,), (10,)), 0.95, MOST) == Pools(1, 1)
+
+
+def test_a_search_is_bounded_and_remembered() -> None:
+    slo = Slo(ttft_s=0.5, tpot_s=0.1)
+    bounded = SimCapacity(CapacitySpec(system, slo, CoreLimits(), num_requests=80, max_steps=1))
+    load = replace(LOAD, rate_a_s=60.0)
+    first, num_first = bounded.least_pools(load, 0.99, MOST), bounded.num_simulated
+    assert num_first <= 4
+    assert bounded.least_pools(load, 0.99, MOST) == first
+    assert bounded.num_simulated == num_first, "what was simulated is remembered"
+
+
+def test_without_a_load_one_of_each_is_enough(capacity: SimCapacity) -> None:
+    idle = ExpectedLoad(0.0, (), ())
+    assert capacity.least_pools(idle, 0.95, MOST) == Pools(1, 1)
+    assert capacity.predict(idle, Pools(1, 1)).attainment == 1.0
+    assert capacity.num_simulated == 0
+
+
+def test_time_of_prompts_is_that_of_the_lengths_that_were_asked_about(capacity: SimCapacity) -> None:
+    capacity.predict(ExpectedLoad(1.0, (1000,), (10,)), Pools(1, 1))
+    step = PROFILE.step
+    alone_s = (step.prefill_token_ms * 1000 + step.prefill_pair_ms * 1000 * 500 + step.base_ms * 1000 / 2048) / 1e3
+    assert capacity.prefill_s(3000) == pytest.approx(3 * alone_s)
