@@ -29,6 +29,7 @@ from weir.scheduling.workers import Workers
 
 _NUM_SAMPLED = 2
 _MAX_HOLDERS = 2
+_MAX_SENDERS = 4
 _SITUATION_S = 0.25
 _FIRST = itemgetter(0)
 
@@ -159,7 +160,7 @@ class Placer:
         sampled = {self._random.randrange(len(candidates)) for _ in range(_NUM_SAMPLED)}
         _, holders = depths.deepest(pool.arena_ids, _MAX_HOLDERS)
         if holders:
-            at_holders = [index for index, one in enumerate(candidates) if one.worker.arena.arena_id in holders]
+            at_holders = [index for arena_id in holders for index in pool.places[arena_id]]
             sampled |= {at_holders[self._random.randrange(len(at_holders))] for _ in range(_MAX_HOLDERS)}
         return [candidates[index] for index in sorted(sampled)]
 
@@ -185,7 +186,10 @@ class Placer:
             return None
         option, decode_worker = choice
         computed_at_s = now_s + option.ttft_ms / 1000
-        self.prefixes.place(option.candidate.worker.arena.arena_id, prompt.hashes, now_s, computed_at_s)
+        arena_id = option.candidate.worker.arena.arena_id
+        # What is known to be there stays so, and most of all prompts begin alike.
+        new = prompt.hashes[prompt.depths.num_tokens(arena_id) // PAGE_TOKENS :]
+        self.prefixes.place(arena_id, new, now_s, computed_at_s)
         if option.crossing is not None:
             self.prefixes.place(decode_worker.arena.arena_id, prompt.hashes, now_s, computed_at_s)
         split = next((one for one in options if not one.candidate.is_local), None)
@@ -265,7 +269,7 @@ class Placer:
         assert prompt.sources is not None, "prompts cross only between hosts that exchange pages"
         senders, receivers = pool.senders, self._receivers(request, pool)
         crossing = CrossingPrompt(request.submit, prompt.hashes, prompt.depths, prompt.sources.reported)
-        if len(senders) > self._limits.placing.small_pool:
+        if len(senders) > _MAX_SENDERS:
             senders = tuple(self._random.sample(senders, _NUM_SAMPLED))
         options = []
         for sender in senders:

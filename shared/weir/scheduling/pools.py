@@ -211,6 +211,8 @@ class Pool:
     slots: OpenSlots
     arena_ids: frozenset[str]
     """Of the candidates."""
+    places: Mapping[str, Sequence[int]]
+    """Of the candidates of each arena, among all."""
     pages_addresses: Mapping[str, str]
     """Where other hosts get the pages of an arena, by its id: also of arenas whose workers take no requests now."""
     exchanging: frozenset[str]
@@ -282,6 +284,9 @@ class WorkerPools:
             ]
         prefill += [self._worker_state(host, record) for host in computing for record in host.prefill]
         candidates = (*split, *local)
+        places: dict[str, list[int]] = {}
+        for place, candidate in enumerate(candidates):
+            places.setdefault(candidate.worker.arena.arena_id, []).append(place)
         own_pages = {record.worker_id: record.num_own_pages for host in hosts for record in host.decode}
         decode_workers = {worker.worker_id: worker for one in candidates for worker in one.decode_workers}
         addresses = self._workers.pages_addresses(model)
@@ -289,7 +294,8 @@ class WorkerPools:
             candidates,
             self._senders(prefill, tuple(decode_workers.values()), addresses),
             OpenSlots(decode_workers, self._slot_overcommit, self._reservations),
-            frozenset(candidate.worker.arena.arena_id for candidate in candidates),
+            frozenset(places),
+            places,
             addresses,
             frozenset(addresses),
             tuple((host.num_arena_pages, host.max_context_tokens) for host in hosts),
