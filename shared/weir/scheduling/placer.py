@@ -187,7 +187,6 @@ class Placer:
         option, decode_worker = choice
         computed_at_s = now_s + option.ttft_ms / 1000
         arena_id = option.candidate.worker.arena.arena_id
-        # What is known to be there stays so, and most of all prompts begin alike.
         new = prompt.hashes[prompt.depths.num_tokens(arena_id) // PAGE_TOKENS :]
         self.prefixes.place(arena_id, new, now_s, computed_at_s)
         if option.crossing is not None:
@@ -252,14 +251,15 @@ class Placer:
         return options
 
     def _may_gain_by_crossing(self, options: Sequence[Option], pool: Pool) -> bool:
-        """On one host the pages of a prompt do not move: its wait can be shorter elsewhere, or the decoding quicker.
-        Where there are many hosts another one is as good."""
+        """On one host the pages of a prompt do not move: its wait can be shorter elsewhere, or the decoding quicker, by
+        more than a crossing adds at least. Where there are many hosts another one is as good."""
         best = next((option for option in options if not option.is_full), None)
-        if best is None or best.candidate.is_local or best.queue_ms > self._limits.placing.link_round_trip_ms:
+        if best is None or best.candidate.is_local:
             return True
-        decode = best.decode_workers[0]
-        is_large = pool.num_choices > self._limits.placing.small_pool
-        return not is_large and 2 * len(decode.decode.priorities) > decode.max_num_seqs
+        placing, gain_ms = self._limits.placing, best.queue_ms
+        if pool.num_choices <= placing.small_pool:
+            gain_ms += placing.itl_weight * best.decode_workers[0].busy_itl_ms
+        return gain_ms > self._crossing.least_ms(best.candidate.worker)
 
     def _crossings(
         self, request: ScheduledRequest, pool: Pool, prompt: _Prompt, now_s: float, *, is_choice: bool
@@ -326,7 +326,7 @@ class Placer:
     def _open_decode_workers(
         self, request: ScheduledRequest, workers: Sequence[WorkerState], slots: OpenSlots, *, is_sample: bool
     ) -> Sequence[WorkerState]:
-        """Those with a slot for it, the quickest first if it keeps the target, else the one with the most room."""
+        """Those with a slot, the quickest first if it keeps the target, else the one with the most room."""
         if len(workers) == 1:
             has_room = request.num_tokens <= workers[0].max_context_tokens
             return workers if has_room and slots.is_open(workers[0].worker_id, request.priority) else ()

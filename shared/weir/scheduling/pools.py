@@ -110,6 +110,12 @@ class WorkerState:
             + self._context_ms * (load.num_context_tokens + num_prompt_tokens)
         )
 
+    @property
+    def busy_itl_ms(self) -> float:
+        """Of it, what is for the sequences that it has."""
+        load = self.decode
+        return self._sequence_ms * len(load.priorities) + self._context_ms * load.num_context_tokens
+
     def prefill_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
         """A prompt by itself on a worker that does nothing else."""
         num_steps = -(-num_uncached_tokens // self.step_tokens)
