@@ -154,9 +154,10 @@ class RequestSpan:
                 "weir.placement.is_local": placement.is_local,
                 "weir.placement.prefill_worker_id": placement.prefill_worker_id,
                 "weir.placement.decode_worker_id": placement.decode_worker_id,
-                "weir.placement.prefix_worker_id": placement.prefix_worker_id,
             }
         )
+        if placement.prefix_worker_id:
+            self._span.set_attribute("weir.placement.prefix_worker_id", placement.prefix_worker_id)
 
     def interrupted(self, error: WeirError, dispatch: int, num_output_tokens: int) -> None:
         """Its workers could not go on; what they had computed after these tokens is computed again."""

@@ -29,6 +29,7 @@ from weir.scheduling.workers import Workers
 
 _NUM_SAMPLED = 2
 _MAX_HOLDERS = 2
+_MAX_SENDERS = 4
 _SITUATION_S = 0.25
 _FIRST = itemgetter(0)
 
@@ -159,7 +160,7 @@ class Placer:
         sampled = {self._random.randrange(len(candidates)) for _ in range(_NUM_SAMPLED)}
         _, holders = depths.deepest(pool.arena_ids, _MAX_HOLDERS)
         if holders:
-            at_holders = [index for index, one in enumerate(candidates) if one.worker.arena.arena_id in holders]
+            at_holders = [index for arena_id in holders for index in pool.places[arena_id]]
             sampled |= {at_holders[self._random.randrange(len(at_holders))] for _ in range(_MAX_HOLDERS)}
         return [candidates[index] for index in sorted(sampled)]
 
@@ -185,7 +186,9 @@ class Placer:
             return None
         option, decode_worker = choice
         computed_at_s = now_s + option.ttft_ms / 1000
-        self.prefixes.place(option.candidate.worker.arena.arena_id, prompt.hashes, now_s, computed_at_s)
+        arena_id = option.candidate.worker.arena.arena_id
+        new = prompt.hashes[prompt.depths.num_tokens(arena_id) // PAGE_TOKENS :]
+        self.prefixes.place(arena_id, new, now_s, computed_at_s)
         if option.crossing is not None:
             self.prefixes.place(decode_worker.arena.arena_id, prompt.hashes, now_s, computed_at_s)
         split = next((one for one in options if not one.candidate.is_local), None)
@@ -248,14 +251,15 @@ class Placer:
         return options
 
     def _may_gain_by_crossing(self, options: Sequence[Option], pool: Pool) -> bool:
-        """On one host the pages of a prompt do not move: its wait can be shorter elsewhere, or the decoding quicker.
-        Where there are many hosts another one is as good."""
+        """On one host the pages of a prompt do not move: its wait can be shorter elsewhere, or the decoding quicker, by
+        more than a crossing adds at least. Where there are many hosts another one is as good."""
         best = next((option for option in options if not option.is_full), None)
-        if best is None or best.candidate.is_local or best.queue_ms > self._limits.placing.link_round_trip_ms:
+        if best is None or best.candidate.is_local:
             return True
-        decode = best.decode_workers[0]
-        is_large = pool.num_choices > self._limits.placing.small_pool
-        return not is_large and 2 * len(decode.decode.priorities) > decode.max_num_seqs
+        placing, gain_ms = self._limits.placing, best.queue_ms
+        if pool.num_choices <= placing.small_pool:
+            gain_ms += placing.itl_weight * best.decode_workers[0].busy_itl_ms
+        return gain_ms > self._crossing.least_ms(best.candidate.worker)
 
     def _crossings(
         self, request: ScheduledRequest, pool: Pool, prompt: _Prompt, now_s: float, *, is_choice: bool
@@ -265,7 +269,7 @@ class Placer:
         assert prompt.sources is not None, "prompts cross only between hosts that exchange pages"
         senders, receivers = pool.senders, self._receivers(request, pool)
         crossing = CrossingPrompt(request.submit, prompt.hashes, prompt.depths, prompt.sources.reported)
-        if len(senders) > self._limits.placing.small_pool:
+        if len(senders) > _MAX_SENDERS:
             senders = tuple(self._random.sample(senders, _NUM_SAMPLED))
         options = []
         for sender in senders:
@@ -322,7 +326,7 @@ class Placer:
     def _open_decode_workers(
         self, request: ScheduledRequest, workers: Sequence[WorkerState], slots: OpenSlots, *, is_sample: bool
     ) -> Sequence[WorkerState]:
-        """Those with a slot for it, the quickest first if it keeps the target, else the one with the most room."""
+        """Those with a slot, the quickest first if it keeps the target, else the one with the most room."""
         if len(workers) == 1:
             has_room = request.num_tokens <= workers[0].max_context_tokens
             return workers if has_room and slots.is_open(workers[0].worker_id, request.priority) else ()

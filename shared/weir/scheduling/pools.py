@@ -110,6 +110,12 @@ class WorkerState:
             + self._context_ms * (load.num_context_tokens + num_prompt_tokens)
         )
 
+    @property
+    def busy_itl_ms(self) -> float:
+        """Of it, what is for the sequences that it has."""
+        load = self.decode
+        return self._sequence_ms * len(load.priorities) + self._context_ms * load.num_context_tokens
+
     def prefill_ms(self, num_uncached_tokens: int, num_cached_tokens: int) -> float:
         """A prompt by itself on a worker that does nothing else."""
         num_steps = -(-num_uncached_tokens // self.step_tokens)
@@ -211,6 +217,8 @@ class Pool:
     slots: OpenSlots
     arena_ids: frozenset[str]
     """Of the candidates."""
+    places: Mapping[str, Sequence[int]]
+    """Of the candidates of each arena, among all."""
     pages_addresses: Mapping[str, str]
     """Where other hosts get the pages of an arena, by its id: also of arenas whose workers take no requests now."""
     exchanging: frozenset[str]
@@ -282,6 +290,9 @@ class WorkerPools:
             ]
         prefill += [self._worker_state(host, record) for host in computing for record in host.prefill]
         candidates = (*split, *local)
+        places: dict[str, list[int]] = {}
+        for place, candidate in enumerate(candidates):
+            places.setdefault(candidate.worker.arena.arena_id, []).append(place)
         own_pages = {record.worker_id: record.num_own_pages for host in hosts for record in host.decode}
         decode_workers = {worker.worker_id: worker for one in candidates for worker in one.decode_workers}
         addresses = self._workers.pages_addresses(model)
@@ -289,7 +300,8 @@ class WorkerPools:
             candidates,
             self._senders(prefill, tuple(decode_workers.values()), addresses),
             OpenSlots(decode_workers, self._slot_overcommit, self._reservations),
-            frozenset(candidate.worker.arena.arena_id for candidate in candidates),
+            frozenset(places),
+            places,
             addresses,
             frozenset(addresses),
             tuple((host.num_arena_pages, host.max_context_tokens) for host in hosts),

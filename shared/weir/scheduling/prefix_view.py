@@ -38,15 +38,24 @@ class PrefixDepths:
     A page that is somewhere has those before it there, so half of what is left is looked at each time.
     """
 
-    __slots__ = ("_bits", "_hashes", "_sources", "_view")
+    __slots__ = ("_before", "_bits", "_found", "_hashes", "_placed", "_reported", "_view")
 
-    def __init__(self, view: "PrefixView", hashes: Hashes, sources: Sequence[Mapping[int, int]]) -> None:
-        """`sources`: bits of arenas, by hash."""
+    def __init__(
+        self,
+        view: "PrefixView",
+        hashes: Hashes,
+        reported: Mapping[int, int],
+        placed: Mapping[int, int],
+        before: Mapping[int, int],
+    ) -> None:
+        """The last three: bits of arenas, by hash."""
         self._view = view
         self._hashes = hashes
-        self._sources = sources
+        self._reported, self._placed, self._before = reported.get, placed.get, before.get
         self._bits: dict[int, int] = {}
-        """Of all sources, by the page's place in the prompt."""
+        """Of all three, by the page's place in the prompt."""
+        self._found: dict[int, tuple[int, int]] = {}
+        """What `_deepest` has found."""
 
     def num_tokens(self, arena_id: str) -> int:
         """The longest prefix that is there."""
@@ -65,6 +74,8 @@ class PrefixDepths:
 
     def _deepest(self, among: int) -> tuple[int, int]:
         """(pages, who has as many)."""
+        if among in self._found:
+            return self._found[among]
         known, held = self._bits, self._bits_at(0) & among
         if not held:
             return 0, 0
@@ -76,14 +87,14 @@ class PrefixDepths:
                 found, held = middle, bits
             else:
                 missing = middle
+        self._found[among] = found + 1, held
         return found + 1, held
 
     def _bits_at(self, index: int) -> int:
         bits = self._bits.get(index)
         if bits is None:
-            page_hash, bits = self._hashes[index], 0
-            for source in self._sources:
-                bits |= source.get(page_hash, 0)
+            page_hash = self._hashes[index]
+            bits = self._reported(page_hash, 0) | self._placed(page_hash, 0) | self._before(page_hash, 0)
             self._bits[index] = bits
         return bits
 
@@ -123,11 +134,11 @@ class PrefixView:
 
     def look_up(self, hashes: Hashes) -> PrefixDepths:
         """With what was placed and is being computed."""
-        return PrefixDepths(self, hashes, (self._reported, self._placed, self._placed_before))
+        return PrefixDepths(self, hashes, self._reported, self._placed, self._placed_before)
 
     def look_up_reported(self, hashes: Hashes) -> PrefixDepths:
         """Without what is only about to be computed."""
-        return PrefixDepths(self, hashes, (self._reported,))
+        return PrefixDepths(self, hashes, self._reported, {}, {})
 
     def has_reported(self, arena_id: str, page_hash: int) -> bool:
         return bool(self._reported.get(page_hash, 0) & self.bit_of(arena_id))
@@ -159,7 +170,10 @@ class PrefixView:
         if now_s - self._placed_since_s > _PLACED_S or len(self._placed) > _MAX_PLACED:
             self._placed_before, self._placed, self._placed_since_s = self._placed, {}, now_s
         arena.computed_at_s = max(arena.computed_at_s, computed_at_s)
-        _add(self._placed, hashes, arena.bit)
+        placed, fresh = self._placed, dict.fromkeys(hashes, arena.bit)
+        for page_hash in placed.keys() & fresh.keys():
+            fresh[page_hash] |= placed[page_hash]
+        placed.update(fresh)
 
     def wait_ms(self, arena_id: str, now_s: float) -> float:
         """Until what was placed there is computed, by estimate."""

@@ -52,7 +52,7 @@ def test_those_with_the_longest_prefix_are_found_among_many() -> None:
     for number in range(6):
         pages = set(range(1, 1 + min(number, 4)))
         view.change(PrefixChanged(f"m{number}", 1, 0, len(pages), packed(pages)), 0.0)
-    ids = tuple(f"m{number}" for number in range(6))
+    ids = frozenset(f"m{number}" for number in range(6))
     assert view.look_up(hashes_from(packed(range(1, 9)))).deepest(ids) == (4 * PAGE_TOKENS, ("m4", "m5"))
     assert view.look_up(hashes_from(packed(range(1, 3)))).deepest(ids) == (2 * PAGE_TOKENS, ("m2", "m3", "m4", "m5"))
     assert view.look_up(hashes_from(packed([9, 1]))).deepest(ids) == (0, ())

@@ -60,8 +60,8 @@ async def compute(client: ArenaClient, num_pages: int = 10, seed: int = 1) -> Pr
     return match
 
 
-async def fetch(client: ArenaClient, address: str, num_pages: int = 10) -> PrefixMatch:
-    source = PrefixSource(address, f"00-{TRACE:032x}-{1:016x}-01")
+async def fetch(client: ArenaClient, address: str, num_pages: int = 10, *, is_expected: bool = False) -> PrefixMatch:
+    source = PrefixSource(address, f"00-{TRACE:032x}-{1:016x}-01", is_expected)
     return await client.match(HASHES[:num_pages], num_pages + 1, 1, source=source)
 
 
@@ -133,6 +133,42 @@ async def test_a_prefix_that_is_still_being_computed_comes_as_it_is_sealed(hosts
     assert len(match.page_ids) == 10
     await give_back(here, match)
     await there.release((), computing.acquired.slots, [PageChain(page_ids, HASHES)], [computing.match_id])
+
+
+async def test_a_prefix_that_nobody_computes_yet_is_waited_for_where_it_is_expected(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    fetching = asyncio.create_task(fetch(here, hosts[0].pages_address, is_expected=True))
+    await until(lambda: hosts[1].metric("remote_pages_reserved") == 10)
+    await asyncio.sleep(0.15)  # an offer of what is not there would have ended by now
+    assert not fetching.done()
+    computed = await compute(there)
+    match = await fetching
+    assert (pages_of(here, match.page_ids) == pages_of(there, computed.acquired.page_ids[:10])).all()
+    assert len(match.page_ids) == 10
+    await give_back(here, match)
+
+
+async def test_what_is_expected_and_never_begun_is_computed_here(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir_transfer.pages_service._EXPECTED_S", 0.1)
+    here = await hosts[1].client("w0")
+    match = await fetch(here, hosts[0].pages_address, is_expected=True)
+    assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
+    await give_back(here, match)
+
+
+async def test_how_each_fetch_went_is_told_once(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there)
+    await give_back(here, await fetch(here, hosts[0].pages_address))
+    exchange = hosts[1].service._exchange
+    assert exchange is not None
+    [fetched] = exchange.fetcher.take_fetched()
+    assert (fetched.source, fetched.num_bytes) == (hosts[0].pages_address, 10 * 4096)
+    assert fetched.busy_s > 0 < fetched.round_trip_s
+    assert hosts[1].metric("remote_busy_seconds_total") == fetched.busy_s
+    assert exchange.fetcher.take_fetched() == ()
 
 
 async def test_who_gives_up_a_prefix_ends_what_others_wait_for(hosts: list[Host]) -> None:

@@ -10,6 +10,7 @@ from tests.unit.transfer.host import until
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.in_memory import InMemoryHub
 from weir.bus.messages import AskPrefixes, PrefixChanged, PrefixSnapshot
+from weir.bus.prefix_fetched import PrefixFetched
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock, ManualClock, SystemClock
@@ -31,6 +32,7 @@ class Listener:
     def __init__(self, bus: Bus) -> None:
         self.view = PrefixView()
         self.num_heard = 0
+        self.fetched: list[PrefixFetched] = []
         self.endpoint = BusEndpoint(bus, TRACER)
 
     async def start(self) -> None:
@@ -47,6 +49,7 @@ class Listener:
 
     async def _on_change(self, message: PrefixChanged) -> None:
         self.num_heard += 1
+        self.fetched += message.fetched
         self.view.change(message, 0.0)
 
 
@@ -124,6 +127,21 @@ async def test_more_changes_than_are_kept_are_a_gap_that_the_whole_fills() -> No
     await until(lambda: listener.view.metrics()["prefix_gaps_total"] == 1)
     await listener.ask_for_unknown()
     assert listener.num_cached_pages() == 6
+    await arena.events.stop()
+
+
+async def test_fetches_are_told_with_what_is_cached_each_once() -> None:
+    hub = InMemoryHub()
+    listener, arena = Listener(hub.connect()), Arena(hub)
+    await listener.start()
+    fetched = [PrefixFetched("b:7000", 4096, 0.5, 0.01)]
+    arena.events.tell_of_fetches(lambda: (fetched.pop(),) if fetched else ())
+    arena.seal([0])
+    arena.events.start()
+    await until(lambda: listener.num_cached_pages() == 1)
+    arena.seal([1, 2])
+    await until(lambda: listener.num_cached_pages() == 3)
+    assert listener.fetched == [PrefixFetched("b:7000", 4096, 0.5, 0.01)]
     await arena.events.stop()
 
 

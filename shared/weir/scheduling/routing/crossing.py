@@ -74,6 +74,10 @@ class CrossingRouter:
             crossing=Crossing(worker.record.pages_address, prompt.num_pages),
         )
 
+    def least_ms(self, sender: WorkerState) -> float:
+        """That a crossing of a long prompt adds to the first token, where nobody has measured the link."""
+        return self._links.prior.transfer_ms(sender.step_tokens * sender.record.page_bytes / PAGE_TOKENS)
+
     def can_cross(self, num_pages: int, sender: WorkerState, receiver: WorkerState) -> bool:
         """Whether so many pages could be computed and sent in time, and be in both arenas, if nothing else were."""
         if sender.arena.arena_id == receiver.arena.arena_id:

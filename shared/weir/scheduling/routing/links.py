@@ -64,7 +64,7 @@ class LinkRates:
     """By the address of the source's `Pages` and the arena that fetches."""
 
     def __init__(self, prior: LinkCost) -> None:
-        self._prior = prior
+        self.prior = prior
         self._links: OrderedDict[tuple[str, str], _Measured] = OrderedDict()
         """Those that were measured last come last."""
 
@@ -88,12 +88,12 @@ class LinkRates:
     def cost(self, source: str, arena_id: str, now_s: float) -> LinkCost:
         link = self._links.get((source, arena_id))
         if link is None:
-            return self._prior
+            return self.prior
         part = _faded(now_s - link.at_s)
-        prior_s = _PRIOR_BYTES * self._prior.byte_ms / 1000
+        prior_s = _PRIOR_BYTES * self.prior.byte_ms / 1000
         byte_s = (prior_s + part * link.busy_s) / (_PRIOR_BYTES + part * link.num_bytes)
         num_round_trips = 1 + part * link.num_round_trips
-        round_trip_ms = (self._prior.round_trip_ms + 1000 * part * link.round_trip_s) / num_round_trips
+        round_trip_ms = (self.prior.round_trip_ms + 1000 * part * link.round_trip_s) / num_round_trips
         return LinkCost(1000 * byte_s, round_trip_ms)
 
     def metrics(self, now_s: float) -> dict[str, float]:
