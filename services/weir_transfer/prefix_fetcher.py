@@ -71,7 +71,7 @@ class PrefixFetcher:
             _log.debug("%d pages came from %s in %.0f ms", num_pages, address, 1000 * (time.monotonic() - began_s))
         except (grpc.aio.AioRpcError, PullFailed, TimeoutError, OSError, ValueError) as error:
             _log.warning(
-                "a prefix of %d pages does not come from %s: %s", len(reservation.hashes), address, _why(error)
+                "a prefix of %d pages does not come from %s: %s", len(reservation.hashes), address, why_not(error)
             )
         finally:
             self._remote.settle(reservation, num_pages)
@@ -133,7 +133,8 @@ class PrefixFetcher:
         )
 
 
-def _why(error: BaseException) -> str:
+def why_not(error: BaseException) -> str:
+    """Why nothing comes from another host, for people."""
     return (
         f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error) or "late"
     )

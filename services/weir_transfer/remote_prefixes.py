@@ -61,10 +61,15 @@ class RemotePrefixes:
     def pin(self, hashes: Sequence[bytes], num_held: int) -> tuple[int, ...]:
         """The cached pages of this prefix behind the first `num_held`, as many as may be pinned for others. They stay
         as they are until `unpin`."""
+        pages = self.keep(hashes, num_held)
+        self.counters.remote_pages_offered_total += len(pages)
+        return pages
+
+    def keep(self, hashes: Sequence[bytes], num_held: int) -> tuple[int, ...]:
+        """The same for somebody of this host."""
         pages = self._table.prefixes.find_prefix(hashes)[num_held:][: max(0, self._max_pages - self._num_pinned)]
         self._table.prefixes.pin(TRANSFER_LEASE, np.array(pages, np.int64))
         self._num_pinned += len(pages)
-        self.counters.remote_pages_offered_total += len(pages)
         return tuple(pages)
 
     def is_next_coming(self, hashes: Sequence[bytes], num_offered: int) -> bool:
@@ -96,14 +101,14 @@ class RemotePrefixes:
         match_id = self._pending.declare(TRANSFER_LEASE, missing)
         return Reservation(match_id, acquired.page_ids, missing, tuple(hashes[:num_held]))
 
-    def settle(self, reservation: Reservation, num_pages: int) -> None:
+    def settle(self, reservation: Reservation, num_pages: int, *, is_prefix: bool = True) -> None:
         """The first `num_pages` are here, as they were offered, and cached from now on; the others are not coming, and
-        nobody writes into their pages any more."""
+        nobody writes into their pages any more. `is_prefix`: of a prompt, not of a sequence that runs."""
         chain = PageChain(reservation.page_ids, reservation.hashes[:num_pages], reservation.earlier_hashes)
         self._table.release(TRANSFER_LEASE, [chain], [])
         self._num_reserved -= len(reservation.page_ids)
         self._pending.settle(reservation.hashes[:num_pages])
         self._pending.give_up(TRANSFER_LEASE, [reservation.match_id])
-        self.counters.remote_prefixes_total += 1
-        self.counters.remote_prefixes_failed_total += num_pages < len(reservation.hashes)
+        self.counters.remote_prefixes_total += is_prefix
+        self.counters.remote_prefixes_failed_total += is_prefix and num_pages < len(reservation.hashes)
         self.counters.remote_pages_received_total += num_pages

@@ -68,8 +68,9 @@ class TransferService:
 
     def exchange_pages(self, port: PagesPort) -> None:
         """Has prefixes pass between this host and others; for before `add_to`. Raises OSError."""
-        self._exchange = PageExchange(self._arena, self._core.remote, port, self._settled)
-        self._servicer.fetch_by(self._exchange.fetcher, port.address)
+        core = self._core
+        self._exchange = PageExchange(self._arena, core.remote, core.running, port, self._settled)
+        self._servicer.exchange_by(self._exchange.fetcher, self._exchange.stager, port.address)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         arena_pb2_grpc.add_ArenaServicer_to_server(self._servicer, server)
