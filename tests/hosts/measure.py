@@ -18,7 +18,7 @@ from tests.hosts.two_hosts import RUNTIME, TIMEOUT_S, WEIR, TwoHosts, open_two_h
 
 from weir.testing.stack import wait_until
 
-_NUM_STREAMS, _NUM_ROUNDS = 16, 4
+_NUM_STREAMS, _NUM_ROUNDS, _STORY_TOKENS = 16, 4, 400
 _CLIENT = """
 import asyncio, json, sys, time
 from weir.client import AsyncWeirClient, GenerateOptions
@@ -68,25 +68,46 @@ def _measure_prefixes(two: TwoHosts) -> None:
 
 
 def _measure_drains(two: TwoHosts) -> None:
+    """In turns: a drain that has its streams go on elsewhere at once, and one that lets them migrate."""
     prompts = [f"Story {number}: once upon a time" for number in range(_NUM_STREAMS)]
     for _ in range(_NUM_ROUNDS):
-        usual = _answers(two, 200, prompts)
-        asking = _begin(two, 200, prompts)
-        wait_until(lambda: two.figures(two.b)["decode-0"]["num_running"] >= 6, timeout_s=TIMEOUT_S, what="b decodes")
-        num_moved = two.figures(two.b)["decode-0"]["num_running"]
-        _drain(two, "b", "--grace-s", "0", "--wait")
-        drained = json.loads(asking.communicate(timeout=TIMEOUT_S)[0])
-        _drain(two, "b", "--undo")
-        is_same = [text for _, text in drained] == [text for _, text in usual]
-        steps, longest = (
-            [gap for times, _ in usual for gap in _gaps(times)],
-            [max(_gaps(times)) for times, _ in drained],
-        )
-        print(
-            f"drain with {num_moved:.0f} streams there: longest wait of each stream, ms: "
-            f"{sorted(round(1000 * gap) for gap in longest)}; usual {1000 * median(steps):.0f}; same texts: {is_same}"
-        )
-        time.sleep(1)
+        usual = _answers(two, _STORY_TOKENS, prompts)
+        for what, flags in (("interrupted", ("--grace-s", "0")), ("migrated", ())):
+            asking = _begin(two, _STORY_TOKENS, prompts)
+            wait_until(
+                lambda: two.figures(two.b)["decode-0"]["num_running"] >= 6, timeout_s=TIMEOUT_S, what="b decodes"
+            )
+            time.sleep(1)
+            before = _moves(two)
+            drained_s = _drain(two, "b", *flags, "--wait")
+            num_moved = _moves(two) - before
+            drained = json.loads(asking.communicate(timeout=TIMEOUT_S)[0])
+            _drain(two, "b", "--undo")
+            _tell_drain(f"{what}, {num_moved:.0f} streams moved in {drained_s:.1f} s", drained, usual)
+            time.sleep(1)
+
+
+def _moves(two: TwoHosts) -> float:
+    """Requests that went on elsewhere so far, by either way."""
+    figures = two.figures(two.a)["gateway-0"]
+    return figures["migrations_moved_total"] + figures["interruptions_total"]
+
+
+def _tell_drain(what: str, drained: list[tuple[list[float], str]], usual: list[tuple[list[float], str]]) -> None:
+    is_same = [text for _, text in drained] == [text for _, text in usual]
+    steps = sorted(gap for times, _ in usual for gap in _gaps(times))
+    longest = sorted(max(_gaps(times)) for times, _ in drained)
+    undisturbed = sorted(max(_gaps(times)) for times, _ in usual)
+    print(
+        f"{what}: longest wait of each stream p50 {_ms(longest, 0.5)}, p99 {_ms(longest, 0.99)} ms "
+        f"(undisturbed {_ms(undisturbed, 0.5)}, {_ms(undisturbed, 0.99)}); "
+        f"between tokens p50 {_ms(steps, 0.5)}, p99 {_ms(steps, 0.99)} ms; same texts: {is_same}",
+        flush=True,
+    )
+
+
+def _ms(ascending: Sequence[float], share: float) -> str:
+    return f"{1000 * ascending[min(len(ascending) - 1, int(share * len(ascending)))]:.0f}"
 
 
 def _long(number: int) -> str:
@@ -112,8 +133,11 @@ def _gaps(times: Sequence[float]) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(times[1:])]
 
 
-def _drain(two: TwoHosts, host: str, *flags: str) -> None:
+def _drain(two: TwoHosts, host: str, *flags: str) -> float:
+    """Returns how long it took, the command's own start included."""
+    began_s = time.monotonic()
     two.a.run(*WEIR, "drain", "--host", host, *RUNTIME, *flags, timeout_s=TIMEOUT_S)
+    return time.monotonic() - began_s
 
 
 if __name__ == "__main__":

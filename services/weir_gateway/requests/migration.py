@@ -65,7 +65,8 @@ class Migration:
         """What the other host says; of another dispatch it is ignored, and so is what takes back something."""
         if told.attempt.dispatch != self.placement.dispatch:
             return
-        self._num_staged_tokens = max(self._num_staged_tokens or 0, told.num_tokens)
+        if not told.problem:
+            self._num_staged_tokens = max(self._num_staged_tokens or 0, told.num_tokens)
         self.problem = self.problem or told.problem
 
     def fail(self, problem: str) -> None:
