@@ -27,8 +27,9 @@ from weir_transfer.sequence_offers import LONGEST_STAGE_S
 
 _log = logging.getLogger(__name__)
 MAX_STAGES = 8
-_LIMITS = PullLimits(num_streams=1, rest_s=LONGEST_STAGE_S)
-"""Pages come one by one: a stream that rests meanwhile is not opened anew for each."""
+_LIMITS = PullLimits(num_streams=1, max_breaks=1, rest_s=LONGEST_STAGE_S)
+"""Pages come one by one: a stream that rests meanwhile is not opened anew for each. The end of what is offered breaks
+it, mostly since the sequence has ended."""
 
 
 class TooManyStages(Exception):
