@@ -19,7 +19,7 @@ def worker(host: str, role: str, *, pages: int = 100, seqs: int = 8, draining: b
     return replace(made, pages_address=f"{host}:9", serves_locally=role == "decode")
 
 
-def two_hosts(num_requests: int, **there: int) -> Rig:
+def two_hosts(num_requests: int, pages: int = 100, seqs: int = 8) -> Rig:
     """All requests decode at b, before a comes."""
     rig = Rig(make_limits(max_prefills=32, max_prefill_tokens=4096)).start(
         *(worker("b", role, seqs=32) for role in ("prefill", "decode"))
@@ -31,7 +31,7 @@ def two_hosts(num_requests: int, **there: int) -> Rig:
         replace(entry, placement=rig.placement(entry.submit.request_id), is_prefilled=True, num_output_tokens=3)
         for entry in rig.gateways["g"]
     ]
-    rig.put(*(worker("a", role, **there) for role in ("prefill", "decode")))
+    rig.put(*(worker("a", role, pages=pages, seqs=seqs) for role in ("prefill", "decode")))
     rig.run(1.0)
     return rig
 
