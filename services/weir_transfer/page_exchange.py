@@ -65,7 +65,7 @@ class PageExchange:
     async def close(self) -> None:
         """From then on nobody writes into the arena's pages from elsewhere."""
         await self.fetcher.close()
-        self.stager.close()
+        await self.stager.close()
         await asyncio.to_thread(self._listener.close)
 
     def _open_pipe(self, connection: socket.socket, idle_s: float) -> PagePipe:

@@ -46,18 +46,23 @@ class SequenceFetcher:
         self._dialer = dialer
         self._connect = connect
         self._num_stages = 0
+        self._pulls: set[PagePull] = set()
+        self._is_closing = False
         self._threads = ThreadPoolExecutor(MAX_STAGES, thread_name_prefix="stage")
 
-    def close(self) -> None:
-        """For when nobody stages any more."""
+    async def close(self) -> None:
+        """Nobody writes into pages of this arena any more when it returns."""
+        self._is_closing = True
+        for pull in tuple(self._pulls):
+            await self._end(pull)
         self._threads.shutdown()
 
     async def stage(self, request_id: str, address: str) -> AsyncGenerator[int]:
         """How many of the sequence's first pages are here, each time that it is more; until the other host offers no
         more. To be closed: until then they are pinned here. Raises TooManyStages, AioRpcError, PullFailed, OSError,
         ValueError, TimeoutError; nobody writes into pages of this arena then either."""
-        if self._num_stages >= MAX_STAGES:
-            raise TooManyStages(f"{MAX_STAGES} sequences are on their way here already")
+        if self._is_closing or self._num_stages >= MAX_STAGES:
+            raise TooManyStages(f"{self._num_stages} sequences are on their way here already, or it ends")
         self._num_stages += 1
         hashes, pinned, number = list[bytes](), list[int](), 0
         request = pages_pb2.OfferSequenceRequest(
@@ -93,9 +98,9 @@ class SequenceFetcher:
         try:
             yield pulls
         finally:
-            loop = asyncio.get_running_loop()
-            while pulls and not await asyncio.shield(loop.run_in_executor(self._threads, pulls[0].cancel)):
-                _log.error("a thread that pulls pages does not end: its pages are kept until it does")
+            for pull in pulls:
+                await self._end(pull)
+                self._pulls.discard(pull)
 
     async def _bring(self, pull: PagePull, hashes: list[bytes], first: int, offer: pages_pb2.OfferResponse) -> None:
         """Pages from number `first` of the offer on, which the last of `hashes` name: those that are not here."""
@@ -125,19 +130,24 @@ class SequenceFetcher:
         try:
             await asyncio.shield(waiting)
         except BaseException:
-            while not await asyncio.shield(loop.run_in_executor(self._threads, pull.cancel)):
-                _log.error("a thread that pulls pages does not end: its pages are kept until it does")
+            await self._end(pull)
             raise
+
+    async def _end(self, pull: PagePull) -> None:
+        while not await asyncio.shield(asyncio.to_thread(pull.cancel)):
+            _log.error("a thread that pulls pages does not end: its pages are kept until it does")
 
     def _begin_pull(self, offer: pages_pb2.OfferResponse) -> PagePull:
         """Raises ValueError."""
         if len(offer.transfer_id) != ID_BYTES or len(offer.ticket) != ID_BYTES:
             raise ValueError(f"transfer_id and ticket must have {ID_BYTES} bytes")
         host, port = split_port(offer.stream_address)
-        return PagePull(
+        pull = PagePull(
             PullHello(offer.transfer_id, Attempt(), offer.ticket),
             self._segment.geometry.page_bytes,
             lambda timeout_s: self._connect(host, port, timeout_s),
             _LIMITS,
             time.monotonic() + LONGEST_STAGE_S,
         )
+        self._pulls.add(pull)
+        return pull

@@ -137,16 +137,18 @@ def test_streams_migrate_amid_decoding_with_the_same_tokens(hosts: TwoHosts) -> 
     anew = [replace(one, options=one.options | {"skips_prefix_cache": True}) for one in STORIES]
     assert [one.answer for one in migrated] == [one.answer for one in Streams(hosts.a, anew).read()]
     check_nothing_is_left(hosts)
+    drain_host(hosts, "b", "--undo")
 
 
 def test_a_worker_that_dies_amid_a_migration_and_a_client_that_goes(hosts: TwoHosts) -> None:
-    """From a, which decodes, to b, which was drained before."""
+    """From a, which alone decodes at first, to b."""
+    drain_host(hosts, "b", "--grace-s", "0", "--wait")
     expected = Streams(hosts.a, OTHERS[:1]).read()
     streams = Streams(hosts.a, [OTHERS[0], replace(OTHERS[1], most=40)])
     streams.wait_begun()
     drain_host(hosts, "b", "--undo")
     drain_host(hosts, "a")
-    hosts.a.run("sh", "-c", "kill -9 $(pgrep -f weir_decode)")
+    hosts.a.run("sh", "-c", "kill -9 $(pgrep -f [w]eir_decode)")
     found, gone = streams.read()
     assert found.answer == expected[0].answer
     assert len(gone.token_ids) >= 40

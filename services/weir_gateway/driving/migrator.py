@@ -21,7 +21,7 @@ from weir.telemetry.catalog.histograms import ITL_EDGES, MIGRATION_PAUSE
 from weir.telemetry.described import HistogramFigure
 from weir.telemetry.histogram import Histogram
 from weir.wire.v1 import worker_pb2
-from weir_gateway.requests.migration import Migration, MigrationSettings, Moved, Verdict
+from weir_gateway.requests.migration import Migration, MigrationSettings, MigrationVerdict, Moved
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.workers.connection import WorkerEndpoint
@@ -141,10 +141,10 @@ class Migrator:
         while not state.interrupted.done() and not state.ended.done():
             num_tokens = len(state.checked.prompt_token_ids) + state.output.next_index
             verdict = migration.verdict(num_tokens, self._clock.now_s())
-            if verdict is Verdict.SWITCH:
+            if verdict is MigrationVerdict.SWITCH:
                 state.interrupt(Moved(migration.placement))
                 return True
-            if verdict is Verdict.ABANDON:
+            if verdict is MigrationVerdict.ABANDON:
                 return False
             staging.changed.clear()
             changed = asyncio.create_task(staging.changed.wait())

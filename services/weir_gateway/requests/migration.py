@@ -30,7 +30,7 @@ class MigrationSettings:
     answer_s: float = 1.0
 
 
-class Verdict(Enum):
+class MigrationVerdict(Enum):
     """What is to become of a migration now."""
 
     WAIT = "wait"
@@ -74,15 +74,19 @@ class Migration:
         self._num_staged_tokens = None
         self.problem = problem
 
-    def verdict(self, num_tokens: int, now_s: float) -> Verdict:
+    def verdict(self, num_tokens: int, now_s: float) -> MigrationVerdict:
         """`num_tokens`: of prompt and output so far."""
         settings, staged = self._settings, self._num_staged_tokens
         spent_s = now_s - self._began_at_s
         if staged is None:
-            return Verdict.ABANDON if self.problem or spent_s >= settings.first_answer_s else Verdict.WAIT
+            return (
+                MigrationVerdict.ABANDON
+                if self.problem or spent_s >= settings.first_answer_s
+                else MigrationVerdict.WAIT
+            )
         num_left = num_tokens - staged
         if num_left <= settings.near_tokens:
-            return Verdict.SWITCH
+            return MigrationVerdict.SWITCH
         if (self.problem or spent_s >= settings.patience_s) and num_left <= settings.far_tokens:
-            return Verdict.SWITCH
-        return Verdict.ABANDON if self.problem or spent_s >= settings.longest_s else Verdict.WAIT
+            return MigrationVerdict.SWITCH
+        return MigrationVerdict.ABANDON if self.problem or spent_s >= settings.longest_s else MigrationVerdict.WAIT

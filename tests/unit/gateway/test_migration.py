@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from weir.bus.messages import Placement
 from weir.wire.v1 import types_pb2, worker_pb2
 from weir_gateway.requests.dispatch_count import DispatchCount
-from weir_gateway.requests.migration import Migration, MigrationSettings, Verdict
+from weir_gateway.requests.migration import Migration, MigrationSettings, MigrationVerdict
 
 SETTINGS = MigrationSettings(near_tokens=6, far_tokens=32, first_answer_s=3, patience_s=4, longest_s=8)
 PLACEMENT = Placement(2, "w", "w:1", "w", "w:1", num_reserved_pages=9)
@@ -24,30 +24,30 @@ def told(num_tokens: int, problem: str = "", dispatch: int = 2) -> worker_pb2.St
 def test_it_waits_for_the_page_that_leaves_little() -> None:
     migration = begun()
     migration.staged(told(64))
-    assert migration.verdict(71, 100.1) is Verdict.WAIT
+    assert migration.verdict(71, 100.1) is MigrationVerdict.WAIT
     migration.staged(told(80))
-    assert migration.verdict(83, 100.4) is Verdict.SWITCH
+    assert migration.verdict(83, 100.4) is MigrationVerdict.SWITCH
 
 
 def test_where_pages_come_too_slowly_it_goes_with_more_left_then_not_at_all() -> None:
     migration = begun()
     migration.staged(told(64))
-    assert migration.verdict(96, 103.9) is Verdict.WAIT
-    assert migration.verdict(96, 104.0) is Verdict.SWITCH
-    assert migration.verdict(97, 104.0) is Verdict.WAIT
-    assert migration.verdict(97, 108.0) is Verdict.ABANDON
+    assert migration.verdict(96, 103.9) is MigrationVerdict.WAIT
+    assert migration.verdict(96, 104.0) is MigrationVerdict.SWITCH
+    assert migration.verdict(97, 104.0) is MigrationVerdict.WAIT
+    assert migration.verdict(97, 108.0) is MigrationVerdict.ABANDON
 
 
 def test_a_host_that_says_nothing_is_not_waited_for() -> None:
-    assert begun().verdict(10, 102.9) is Verdict.WAIT
-    assert begun().verdict(10, 103.0) is Verdict.ABANDON
+    assert begun().verdict(10, 102.9) is MigrationVerdict.WAIT
+    assert begun().verdict(10, 103.0) is MigrationVerdict.ABANDON
 
 
 def test_a_host_that_is_lost_ends_it_however_much_is_there() -> None:
     migration = begun()
     migration.staged(told(64))
     migration.fail("lost")
-    assert migration.verdict(65, 100.1) is Verdict.ABANDON
+    assert migration.verdict(65, 100.1) is MigrationVerdict.ABANDON
 
 
 _EVENTS = st.one_of(
@@ -75,11 +75,11 @@ def test_it_ends_in_time_and_never_switches_with_much_left(
             migration.fail(problem)
             is_lost, staged = True, None
         verdict = migration.verdict(num_tokens, now_s)
-        if verdict is Verdict.SWITCH:
+        if verdict is MigrationVerdict.SWITCH:
             assert staged is not None, "nobody has said that anything is there"
             assert num_tokens - staged <= SETTINGS.far_tokens
             return
-        if verdict is Verdict.ABANDON:
+        if verdict is MigrationVerdict.ABANDON:
             return
         assert not is_lost
         assert now_s - 100.0 < SETTINGS.longest_s

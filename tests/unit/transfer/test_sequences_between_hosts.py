@@ -1,5 +1,6 @@
 """The pages of a sequence that runs at one host come to another as they are filled, and nothing is left behind."""
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
@@ -151,3 +152,14 @@ async def test_a_host_that_cannot_be_reached_is_an_error(hosts: list[Host]) -> N
     async with aclosing(here.stage("r1", "127.0.0.1:1")) as staged:
         with pytest.raises(Unavailable):
             await anext(staged)
+
+
+async def test_a_service_that_ends_waits_for_no_sequence(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    await begin(there, 60)
+    async with aclosing(here.stage("r1", hosts[0].pages_address)) as staged:
+        assert await anext(staged) == 3
+        async with asyncio.timeout(5):
+            await hosts[1].service._exchange.close()  # type: ignore[union-attr]
+        with pytest.raises(Unavailable):
+            await anext(here.stage("r1", hosts[0].pages_address))
