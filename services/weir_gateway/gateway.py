@@ -27,6 +27,7 @@ from weir_gateway.audit import AuditWriter
 from weir_gateway.batches.jobs import BatchJobs
 from weir_gateway.driving.adoption import AdopterSearch
 from weir_gateway.driving.driver import Driver
+from weir_gateway.driving.migrator import Migrator
 from weir_gateway.driving.request_span import RequestSpans
 from weir_gateway.driving.scheduler_port import SchedulerInbox, SchedulerPort
 from weir_gateway.entry.entry import Entry
@@ -116,9 +117,12 @@ class Gateway:
             is_wanted=self._is_wanted,
         )
         adopters = AdopterSearch(self._connections, self._decode_workers, settings.adoption, clock)
-        self._driver = Driver(self._port, self._connections, adopters, settings.driver, clock)
+        self._migrator = Migrator(self._connections, settings.migration, clock, self._report_soon)
+        self._driver = Driver(self._port, self._connections, adopters, self._migrator, settings.driver, clock)
         self._entry = Entry(access, settings.driver.max_requests, clock)
-        self._inbox = SchedulerInbox(self._port, self._driver.requests, report_interval_s=settings.report_interval_s)
+        self._inbox = SchedulerInbox(
+            self._port, self._driver.requests, self._migrator, report_interval_s=settings.report_interval_s
+        )
         self._key_store = KeyStore(bus, self._endpoint, self._subjects)
         self._keys = KeyedRequests(self._gateway_id, self._key_store, settings.keys)
         directory, spans = (
@@ -188,6 +192,7 @@ class Gateway:
         if self._jobs is not None:
             await self._jobs.stop()
         await self._driver.stop()
+        await self._migrator.stop()
         await self._keys.stop()
         await end_tasks(self._tasks)
         if self._audit is not None:
@@ -204,6 +209,9 @@ class Gateway:
 
     def _is_wanted(self, request_id: str, attempt: Attempt) -> bool:
         return self._driver.wants(request_id, attempt)
+
+    def _report_soon(self) -> None:
+        self._inbox.report_soon()  # which is made after what it reports
 
     def _try_make_audit(self) -> AuditWriter | None:
         settings = self._settings.audit
@@ -251,7 +259,8 @@ class Gateway:
             "malformed_messages_total": bus["bus_malformed_total"] + connections["malformed_frames_total"],
             "http_internal_errors_total": float(self._frontend.num_internal_errors),
         }
-        return Description(metrics, self._check_integrity, histograms=self.processor.figures.histograms())
+        histograms = [*self.processor.figures.histograms(), *self._migrator.histograms()]
+        return Description(metrics, self._check_integrity, histograms=histograms)
 
     def _open_models(self) -> Iterator[str]:
         """Of each request that has not ended."""

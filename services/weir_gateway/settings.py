@@ -16,6 +16,7 @@ from weir_gateway.frontends.event_stream import StreamSettings
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.keys.keyed_requests import KeySettings
 from weir_gateway.recent.store import RecentSettings
+from weir_gateway.requests.migration import MigrationSettings
 from weir_gateway.requests.validation import Limits
 from weir_gateway.workers.connection import ConnectionSettings
 
@@ -28,6 +29,7 @@ class GatewaySettings:
     port: SchedulerPortSettings = field(default_factory=SchedulerPortSettings)
     driver: DriverSettings = field(default_factory=DriverSettings)
     adoption: AdoptionSettings = field(default_factory=AdoptionSettings)
+    migration: MigrationSettings = field(default_factory=MigrationSettings)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     limits: Limits = field(default_factory=Limits)
     keys: KeySettings = field(default_factory=KeySettings)

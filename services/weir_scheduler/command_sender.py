@@ -11,11 +11,12 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import Ack, GrantReply
+from weir.bus.migration import MigrateReply
 from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
 from weir.core.tasks import end_tasks
-from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendRevoke
+from weir.scheduling.commands import Command, EnteredQueue, LeftQueue, SendGrant, SendMigrate, SendRevoke
 from weir.scheduling.core import SchedulerCore
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,8 @@ class CommandSender:
                 revoke = command.revoke
                 context = self._spans.leave(revoke.request_id, revoke.reason.value, is_error=True)
                 self._start(self._send_revoke(command, context))
+            case SendMigrate():
+                self._start(self._send_migrate(command))
 
     async def close(self) -> None:
         await end_tasks(self._tasks)
@@ -136,6 +139,21 @@ class CommandSender:
                 logger.debug("revoke of %s: %s; again", command.revoke.request_id, error)
                 await asyncio.sleep(_RETRY_WAIT_S)
                 continue
+            return
+
+    async def _send_migrate(self, command: SendMigrate) -> None:
+        migrate, subject = command.migrate, self._subjects.migrate(command.gateway_id)
+        while self._core.migrations.is_planned(migrate.request_id, migrate.placement):
+            try:
+                reply = await self._endpoint.ask(subject, migrate, MigrateReply, timeout_s=_ANSWER_TIMEOUT_S)
+            except BusError as error:
+                logger.debug("migration of %s: %s; again", migrate.request_id, error)
+                await asyncio.sleep(_RETRY_WAIT_S)
+                continue
+            if reply.refusal:
+                logger.debug("migration of %s: %s", migrate.request_id, reply.refusal)
+            self._core.migration_answered(migrate.request_id, migrate.placement, accepted=reply.accepted)
+            self._on_answer()
             return
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

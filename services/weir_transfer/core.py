@@ -18,7 +18,7 @@ from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.layout import PageState, SlotState
 from weir.kv.messages import Acquired, Claims, HandedOff, HandOffReceipt, PageChain, PrefixMatch
 from weir.kv.movers.mover import Mover
-from weir.kv.prefixes import PageIds, PrefixIndex, page_hashes
+from weir.kv.prefixes import PageIds, PrefixIndex
 from weir.kv.records.record import RecordSummary
 from weir.telemetry.internals import PageMap
 from weir_transfer.adopters import ADOPTING_ROLE, Adopters, is_raised
@@ -39,6 +39,7 @@ from weir_transfer.messages import (
 )
 from weir_transfer.pending_prefixes import PendingPrefixes
 from weir_transfer.remote_prefixes import RemotePrefixes
+from weir_transfer.running_sequences import RunningSequences
 
 _RETRY_AFTER_S = 0.1
 _ONE_OF_ALL = "the workers of a host run one model, on one device, in one precision, all exact or none"
@@ -73,6 +74,9 @@ class ArenaCore:
         self._are_orphans_wanted = True
         self._pending = PendingPrefixes(on_settled)
         self.remote = RemotePrefixes(self._table, self._pending, may_evict=lambda: not self._unclaimed_lease_ids)
+        self.running = RunningSequences(
+            self._table, self._records, self._pending, keeps_prefixes=settings.keeps_prefixes
+        )
         self._on_lease_end = on_lease_end
         self._unclaimed_lease_ids: set[int] = set()
         """Leases of before a restart that have not claimed yet what they hold: until then nothing is evicted."""
@@ -353,23 +357,11 @@ class ArenaCore:
     def _free_orphans(self, lease_id: int) -> None:
         """What they had computed stays as reusable prefixes: whoever goes on with their requests finds it."""
         slots = self._table.slots_of(lease_id)
-        chains = [self._chain_of(slot) for slot in slots]
+        chains = [self.running.chain_of(slot) for slot in slots]
         for slot in slots:
             self._records[slot].clear()
         self._table.free_orphans(lease_id, chains)
         self._keeper.remove(lease_id)
-
-    def _chain_of(self, slot: int) -> PageChain:
-        """The pages of a dead worker's sequence, as its record has them; none if it died of having damaged that."""
-        snapshot = self._records[slot].read()
-        if snapshot is None or not (self._keeps_prefixes and snapshot.params.prefix_seed):
-            return PageChain(())
-        page_ids = snapshot.held_pages
-        if len(set(page_ids)) < len(page_ids):
-            return PageChain(())
-        token_ids = (*snapshot.params.prompt_token_ids, *snapshot.output_token_ids)
-        hashes = page_hashes(token_ids[: snapshot.num_computed_tokens], snapshot.params.prefix_seed)
-        return PageChain.of_sequence(page_ids, snapshot.first_page, hashes)
 
     def _require_record(self, request: HandOffRequest) -> RecordSummary:
         summary = self._records[request.slot].summarize()

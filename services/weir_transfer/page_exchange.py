@@ -20,6 +20,9 @@ from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.pages_service import PagesService
 from weir_transfer.prefix_fetcher import PrefixFetcher
 from weir_transfer.remote_prefixes import RemotePrefixes
+from weir_transfer.running_sequences import RunningSequences
+from weir_transfer.sequence_fetcher import SequenceFetcher
+from weir_transfer.sequence_offers import SequenceOffers
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,24 @@ class PagesPort:
 class PageExchange:
     """Of one arena. Raises OSError where its streams cannot be listened for."""
 
-    def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, port: PagesPort, settled: ChangeSignal) -> None:
+    def __init__(
+        self,
+        arena: ClaimedArena,
+        remote: RemotePrefixes,
+        running: RunningSequences,
+        port: PagesPort,
+        settled: ChangeSignal,
+    ) -> None:
         rows = arena.segment.page_rows
         self._port = port
         self._source = PageSource(arena.pages.read, lambda page_id: int(rows["generation"][page_id]))
         host = port.listen.rpartition(":")[0].strip("[]")
         self._listener = PageStreamListener(self._source, host, port.streams_port, open_pipe=self._open_pipe)
-        shown = port.address.rpartition(":")[0]
-        self._servicer = PagesService(arena, remote, self._source, f"{shown}:{self._listener.port}", settled)
+        shown = f"{port.address.rpartition(':')[0]}:{self._listener.port}"
+        sequences = SequenceOffers(remote, running, self._source, shown)
+        self._servicer = PagesService(arena, remote, self._source, shown, settled, sequences)
         self.fetcher = PrefixFetcher(arena, remote, port.dialer, self._connect)
+        self.stager = SequenceFetcher(arena, remote, port.dialer, self._connect)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pages_pb2_grpc.add_PagesServicer_to_server(self._servicer, server)
@@ -59,6 +71,7 @@ class PageExchange:
     async def close(self) -> None:
         """From then on nobody writes into the arena's pages from elsewhere."""
         await self.fetcher.close()
+        await self.stager.close()
         await asyncio.to_thread(self._listener.close)
 
     def _open_pipe(self, connection: socket.socket, idle_s: float) -> PagePipe:

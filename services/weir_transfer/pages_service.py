@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.remote_prefixes import RemotePrefixes
+from weir_transfer.sequence_offers import SequenceOffers
 
 _log = logging.getLogger(__name__)
 LONGEST_OFFER_S = 30.0
@@ -38,6 +40,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
         source: PageSource,
         stream_address: str,
         settled: ChangeSignal,
+        sequences: SequenceOffers,
     ) -> None:
         """`stream_address`: HOST:PORT where page streams of `source` are accepted. `settled` is notified when more may
         be cached."""
@@ -47,16 +50,13 @@ class PagesService(pages_pb2_grpc.PagesServicer):
         self._remote = remote
         self._source = source
         self._stream_address = stream_address
+        self._sequences = sequences
         self._num_offers = 0
 
     async def Offer(  # noqa: N802 - names on the wire
         self, request: pages_pb2.OfferRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[pages_pb2.OfferResponse]:
-        if (request.model_digest, request.page_bytes) != (self._digest, self._page_bytes):
-            message = f"this arena has model_digest {self._digest!r} and page_bytes {self._page_bytes}"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        if self._num_offers >= MAX_OFFERS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_OFFERS} offers are open; compute it")
+        await self._check(request, context)
         try:
             hashes = split_hashes(request.page_hashes)
         except ValueError as error:
@@ -92,6 +92,32 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             self._source.withdraw(transfer_id)
             self._remote.unpin(page_ids)
             self._num_offers -= 1
+
+    async def OfferSequence(  # noqa: N802
+        self, request: pages_pb2.OfferSequenceRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[pages_pb2.OfferSequenceResponse]:
+        await self._check(request, context)
+        self._num_offers += 1
+        try:
+            async with aclosing(self._sequences.offer(request.request_id)) as offers:
+                async for offered in offers:
+                    yield offered
+        except PageMemoryAway as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error}; compute it")
+        finally:
+            self._num_offers -= 1
+
+    async def _check(
+        self,
+        request: pages_pb2.OfferRequest | pages_pb2.OfferSequenceRequest,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> None:
+        """Aborts the call of who has another model, and one too many."""
+        if (request.model_digest, request.page_bytes) != (self._digest, self._page_bytes):
+            message = f"this arena has model_digest {self._digest!r} and page_bytes {self._page_bytes}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        if self._num_offers >= MAX_OFFERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_OFFERS} offers are open; compute it")
 
     def _offered(
         self, transfer_id: bytes, ticket: bytes, pages: Iterable[tuple[OfferedPage, bytes]], *, is_last: bool

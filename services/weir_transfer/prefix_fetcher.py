@@ -109,7 +109,7 @@ class PrefixFetcher:
                 "a prefix of %d pages does not come from %s: %s",
                 len(fetch.reservation.hashes),
                 fetch.address,
-                _why(error),
+                why_not(error),
             )
 
     def _conclude(self, fetch: _Fetch, fetching: "asyncio.Task[None]") -> None:
@@ -213,7 +213,8 @@ class PrefixFetcher:
         )
 
 
-def _why(error: BaseException) -> str:
+def why_not(error: BaseException) -> str:
+    """Why nothing comes from another host, for people."""
     return (
         f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error) or "late"
     )

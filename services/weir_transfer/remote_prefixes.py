@@ -76,10 +76,15 @@ class RemotePrefixes:
     def pin(self, hashes: Sequence[bytes], num_held: int) -> tuple[int, ...]:
         """The cached pages of this prefix behind the first `num_held`, as many as may be pinned for others. They stay
         as they are until `unpin`."""
+        pages = self.keep(hashes, num_held)
+        self.counters.remote_pages_offered_total += len(pages)
+        return pages
+
+    def keep(self, hashes: Sequence[bytes], num_held: int) -> tuple[int, ...]:
+        """The same for somebody of this host."""
         pages = self._table.prefixes.find_prefix(hashes)[num_held:][: max(0, self._max_pages - self._num_pinned)]
         self._table.prefixes.pin(TRANSFER_LEASE, np.array(pages, np.int64))
         self._num_pinned += len(pages)
-        self.counters.remote_pages_offered_total += len(pages)
         return tuple(pages)
 
     def is_next_coming(self, hashes: Sequence[bytes], num_offered: int) -> bool:
@@ -137,3 +142,7 @@ class RemotePrefixes:
         self.counters.remote_pages_wrong_total += figures.num_wrong
         self.counters.remote_streams_broken_total += figures.num_breaks
         self.counters.remote_busy_seconds_total += figures.busy_s
+
+    def count_staged(self, num_pages: int) -> None:
+        """Pages that came of a sequence that runs at another host."""
+        self.counters.remote_pages_received_total += num_pages

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -16,6 +17,7 @@ from opentelemetry.trace import Span, Tracer
 from weir.core.process import ProcessIdentity
 from weir.kv.arena.ownership import NotOwned
 from weir.kv.messages import Claims, HandedOff, PageChain, PrefixMatch
+from weir.kv.movers.pull import PullFailed
 from weir.kv.prefixes import split_hashes
 from weir.rpc.conversions import attempt_from_pb, attempt_to_pb
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc
@@ -41,7 +43,8 @@ from weir_transfer.messages import (
 )
 from weir_transfer.page_files import PageFiles
 from weir_transfer.pending_prefixes import WAIT_FROM_PAGES
-from weir_transfer.prefix_fetcher import PrefixFetcher
+from weir_transfer.prefix_fetcher import PrefixFetcher, why_not
+from weir_transfer.sequence_fetcher import SequenceFetcher, TooManyStages
 
 _log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 5.0
@@ -76,6 +79,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         """`settled` is notified when a match that had to wait may find more now."""
         self._fetcher: PrefixFetcher | None = None
         self._files: PageFiles | None = None
+        self._stager: SequenceFetcher | None = None
         self._core = core
         self._settled = settled
         self._prefix_wait_s = settings.prefix_wait_ms / 1000
@@ -93,9 +97,9 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
             memory_socket_path="" if arena.memory_server is None else str(arena.memory_server.path),
         )
 
-    def fetch_by(self, fetcher: PrefixFetcher, pages_address: str) -> None:
-        """Prefixes come from other hosts, which get them from here at `pages_address`."""
-        self._fetcher = fetcher
+    def exchange_by(self, fetcher: PrefixFetcher, stager: SequenceFetcher, pages_address: str) -> None:
+        """Prefixes and sequences come from other hosts, which get them from here at `pages_address`."""
+        self._fetcher, self._stager = fetcher, stager
         self._attached.pages_address = pages_address
 
     def load_by(self, files: PageFiles) -> None:
@@ -197,6 +201,18 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         if committed.announcement is not None:
             self._announce(committed.announcement)
         return arena_pb2.HandOffResponse(num_pages=receipt.num_pages, num_bytes_copied=receipt.num_bytes_copied)
+
+    async def Stage(  # noqa: N802
+        self, request: arena_pb2.StageRequest, context: _Context
+    ) -> AsyncIterator[arena_pb2.StageResponse]:
+        if self._stager is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no pages come to this arena from other hosts")
+        try:
+            async with aclosing(self._stager.stage(request.request_id, request.pages_address)) as staged:
+                async for num_pages in staged:
+                    yield arena_pb2.StageResponse(num_pages=num_pages)
+        except (grpc.aio.AioRpcError, PullFailed, TooManyStages, OSError, ValueError) as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, why_not(error))
 
     async def _match_fetched(self, request: arena_pb2.MatchRequest, prompt: MatchRequest) -> PrefixMatch:
         """Of a prompt whose prefix another host has more of."""

@@ -71,8 +71,9 @@ class TransferService:
 
     def exchange_pages(self, port: PagesPort) -> None:
         """Has prefixes pass between this host and others; for before `add_to`. Raises OSError."""
-        self._exchange = PageExchange(self._arena, self._core.remote, port, self._settled)
-        self._servicer.fetch_by(self._exchange.fetcher, port.address)
+        core = self._core
+        self._exchange = PageExchange(self._arena, core.remote, core.running, port, self._settled)
+        self._servicer.exchange_by(self._exchange.fetcher, self._exchange.stager, port.address)
         if self._publisher is not None:
             self._publisher.tell_of_fetches(self._exchange.fetcher.take_fetched)
 

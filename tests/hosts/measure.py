@@ -4,39 +4,18 @@ prefix  time to the first token of 900 tokens of prompt: all but the end cached 
 drain   of 16 streams the longest wait between two tokens, while one of the hosts is drained
 """
 
-import itertools
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from tests.hosts.streams import Asked, Read, Streams
 from tests.hosts.two_hosts import RUNTIME, TIMEOUT_S, WEIR, TwoHosts, open_two_hosts
 
 from weir.testing.stack import wait_until
 
-_NUM_STREAMS, _NUM_ROUNDS = 16, 4
-_CLIENT = """
-import asyncio, json, sys, time
-from weir.client import AsyncWeirClient, GenerateOptions
-
-async def ask(client, prompt, max_tokens):
-    times, texts = [time.monotonic()], []
-    options = GenerateOptions(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    async for chunk in client.generate(prompt, options):
-        times.append(time.monotonic())
-        texts.append(chunk.text)
-    return [times, "".join(texts)]
-
-async def main(max_tokens, *prompts):
-    async with AsyncWeirClient("a:50051") as client:
-        print(json.dumps(await asyncio.gather(*(ask(client, prompt, int(max_tokens)) for prompt in prompts))))
-
-asyncio.run(main(*sys.argv[1:]))
-"""
+_NUM_STREAMS, _NUM_ROUNDS, _STORY_TOKENS = 16, 4, 400
 
 
 def main() -> None:
@@ -68,25 +47,45 @@ def _measure_prefixes(two: TwoHosts) -> None:
 
 
 def _measure_drains(two: TwoHosts) -> None:
-    prompts = [f"Story {number}: once upon a time" for number in range(_NUM_STREAMS)]
-    for _ in range(_NUM_ROUNDS):
-        usual = _answers(two, 200, prompts)
-        asking = _begin(two, 200, prompts)
-        wait_until(lambda: two.figures(two.b)["decode-0"]["num_running"] >= 6, timeout_s=TIMEOUT_S, what="b decodes")
-        num_moved = two.figures(two.b)["decode-0"]["num_running"]
-        _drain(two, "b", "--grace-s", "0", "--wait")
-        drained = json.loads(asking.communicate(timeout=TIMEOUT_S)[0])
-        _drain(two, "b", "--undo")
-        is_same = [text for _, text in drained] == [text for _, text in usual]
-        steps, longest = (
-            [gap for times, _ in usual for gap in _gaps(times)],
-            [max(_gaps(times)) for times, _ in drained],
-        )
-        print(
-            f"drain with {num_moved:.0f} streams there: longest wait of each stream, ms: "
-            f"{sorted(round(1000 * gap) for gap in longest)}; usual {1000 * median(steps):.0f}; same texts: {is_same}"
-        )
-        time.sleep(1)
+    """In turns: a drain that interrupts its streams, which are computed again elsewhere, and one that lets them
+    migrate. Each with stories that nobody has told before, and told again after it."""
+    for number in range(_NUM_ROUNDS):
+        for what, flags in (("interrupted", ("--grace-s", "0")), ("migrated", ())):
+            prompts = [f"Story {number}.{story}, {what}: once upon a time" for story in range(_NUM_STREAMS)]
+            streams = _begin(two, _STORY_TOKENS, prompts)
+            streams.wait_begun()
+            before = _moves(two)
+            drained_s = _drain(two, "b", *flags, "--wait")
+            num_moved = _moves(two) - before
+            drained = streams.read()
+            _drain(two, "b", "--undo")
+            usual = _begin(two, _STORY_TOKENS, prompts).read()
+            _tell_drain(f"{what}, {num_moved:.0f} streams moved in {drained_s:.1f} s", drained, usual)
+
+
+def _moves(two: TwoHosts) -> float:
+    """Requests that went on elsewhere so far, by either way."""
+    figures = two.figures(two.a)["gateway-0"]
+    return figures["migrations_moved_total"] + figures["interruptions_total"]
+
+
+def _tell_drain(what: str, drained: list[Read], usual: list[Read]) -> None:
+    is_same = [one.answer for one in drained] == [one.answer for one in usual]
+    steps, longest, undisturbed = (
+        sorted(gap for one in usual for gap in one.gaps_s),
+        sorted(max(one.gaps_s) for one in drained),
+        sorted(max(one.gaps_s) for one in usual),
+    )
+    print(
+        f"{what}: longest wait of each stream p50 {_ms(longest, 0.5)}, p99 {_ms(longest, 0.99)} ms "
+        f"(undisturbed {_ms(undisturbed, 0.5)}, {_ms(undisturbed, 0.99)}); "
+        f"between tokens p50 {_ms(steps, 0.5)}, p99 {_ms(steps, 0.99)} ms; same texts: {is_same}",
+        flush=True,
+    )
+
+
+def _ms(ascending: Sequence[float], share: float) -> str:
+    return f"{1000 * ascending[min(len(ascending) - 1, int(share * len(ascending)))]:.0f}"
 
 
 def _long(number: int) -> str:
@@ -94,26 +93,21 @@ def _long(number: int) -> str:
 
 
 def _first_token_ms(two: TwoHosts, prompt: str) -> float:
-    [(times, _)] = _answers(two, 4, [prompt])
-    return 1000 * float(times[1] - times[0])
+    [answer] = _begin(two, 4, [prompt]).read()
+    return 1000 * (answer.times_s[1] - answer.times_s[0])
 
 
-def _answers(two: TwoHosts, max_tokens: int, prompts: Sequence[str]) -> list[tuple[list[float], str]]:
-    told: list[tuple[list[float], str]] = json.loads(_begin(two, max_tokens, prompts).communicate(timeout=TIMEOUT_S)[0])
-    return told
+def _begin(two: TwoHosts, max_tokens: int, prompts: Sequence[str]) -> Streams:
+    """Of a client at host a."""
+    options = {"temperature": 0.0, "max_tokens": max_tokens}
+    return Streams(two.a, [Asked(prompt, options) for prompt in prompts])
 
 
-def _begin(two: TwoHosts, max_tokens: int, prompts: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """A client at host a."""
-    return two.a.popen([sys.executable, "-c", _CLIENT, str(max_tokens), *prompts])
-
-
-def _gaps(times: Sequence[float]) -> list[float]:
-    return [later - earlier for earlier, later in itertools.pairwise(times[1:])]
-
-
-def _drain(two: TwoHosts, host: str, *flags: str) -> None:
+def _drain(two: TwoHosts, host: str, *flags: str) -> float:
+    """Returns how long it took, the command's own start included."""
+    began_s = time.monotonic()
     two.a.run(*WEIR, "drain", "--host", host, *RUNTIME, *flags, timeout_s=TIMEOUT_S)
+    return time.monotonic() - began_s
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@ what is asked meanwhile is answered as by one host."""
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tests.hosts.lab import needs_hosts
+from tests.hosts.streams import Asked, Streams
 from tests.hosts.two_hosts import PROMPTS, RUNTIME, TIMEOUT_S, WEIR, TwoHosts, open_two_hosts
 
 from weir.testing.stack import wait_until
@@ -20,6 +22,32 @@ _LONG = " ".join(f"Rule {number}: whoever reads this line goes on to the next on
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     with open_two_hosts(tmp_path_factory.mktemp("hosts"), _FEW) as two:
         yield two
+
+
+STORIES = [
+    Asked("Once it rained for a year, and", {"temperature": 0.0, "max_tokens": 300, "logprobs": 2}),
+    Asked("The oldest bridge of the town", {"temperature": 0.9, "seed": 7, "max_tokens": 300, "logprobs": 0}),
+]
+OTHERS = [
+    Asked("Whoever finds the key will", {"temperature": 0.7, "seed": 5, "max_tokens": 300}),
+    Asked("Nobody had seen the sea before", {"temperature": 0.0, "max_tokens": 300}),
+]
+
+
+def drain_host(hosts: TwoHosts, host: str, *flags: str) -> None:
+    hosts.a.run(*WEIR, "drain", "--host", host, *RUNTIME, *flags, timeout_s=TIMEOUT_S)
+
+
+def check_nothing_is_left(hosts: TwoHosts) -> None:
+    """No page is pinned or on its way, and no sequence lives; `weir status` finds nothing wrong anywhere."""
+
+    def is_idle() -> bool:
+        figures = [hosts.figures(host) for host in (hosts.a, hosts.b)]
+        pages = [one["transfer-0"][f"remote_pages_{name}"] for one in figures for name in ("pinned", "reserved")]
+        live = [one["decode-0"][name] for one in figures for name in ("num_live", "stagings_under_way")]
+        return not any((*pages, *live, figures[0]["gateway-0"]["migrations_under_way"]))
+
+    wait_until(is_idle, timeout_s=TIMEOUT_S, what="nothing is left of what was migrated")
 
 
 def test_hosts_join_are_lost_and_join_again_and_answers_are_those_of_one_host(hosts: TwoHosts) -> None:
@@ -90,6 +118,60 @@ def test_no_client_notices_that_a_host_is_drained(hosts: TwoHosts) -> None:
     hosts.a.run(*drain, "--undo", timeout_s=TIMEOUT_S)
     with pytest.raises(RuntimeError, match="'c' has no worker; hosts with workers: a, b"):
         hosts.a.run(*WEIR, "drain", "--host", "c", *RUNTIME, timeout_s=TIMEOUT_S)
+
+
+def test_streams_migrate_amid_decoding_with_the_same_tokens(hosts: TwoHosts) -> None:
+    """Greedy and seeded ones, with log-probabilities, from b to a; nothing of them stays behind."""
+    drain_host(hosts, "a", "--grace-s", "0", "--wait")
+    streams = Streams(hosts.a, STORIES)
+    streams.wait_begun()
+    drain_host(hosts, "a", "--undo")
+    before = hosts.figures(hosts.a)
+    drain_host(hosts, "b", "--wait")
+    migrated = streams.read()
+    after = hosts.figures(hosts.a)
+    assert after["gateway-0"]["migrations_moved_total"] - before["gateway-0"]["migrations_moved_total"] == 2
+    assert after["gateway-0"]["interruptions_total"] == before["gateway-0"]["interruptions_total"]
+    num_pages = after["transfer-0"]["remote_pages_received_total"] - before["transfer-0"]["remote_pages_received_total"]
+    assert num_pages > 0
+    anew = [replace(one, options=one.options | {"skips_prefix_cache": True}) for one in STORIES]
+    assert [one.answer for one in migrated] == [one.answer for one in Streams(hosts.a, anew).read()]
+    check_nothing_is_left(hosts)
+    drain_host(hosts, "b", "--undo")
+
+
+def test_a_worker_that_dies_amid_a_migration_and_a_client_that_goes(hosts: TwoHosts) -> None:
+    """From a, which alone decodes at first, to b."""
+    drain_host(hosts, "b", "--grace-s", "0", "--wait")
+    expected = Streams(hosts.a, OTHERS[:1]).read()
+    streams = Streams(hosts.a, [OTHERS[0], replace(OTHERS[1], most=40)])
+    streams.wait_begun()
+    drain_host(hosts, "b", "--undo")
+    drain_host(hosts, "a")
+    hosts.a.run("sh", "-c", "kill -9 $(pgrep -f [w]eir_decode)")
+    found, gone = streams.read()
+    assert found.answer == expected[0].answer
+    assert len(gone.token_ids) >= 40
+    wait_until(lambda: hosts.num_workers() == 4, timeout_s=TIMEOUT_S, what="a decodes again")
+    drain_host(hosts, "a", "--undo")
+    check_nothing_is_left(hosts)
+
+
+@pytest.mark.long
+def test_a_host_that_dies_while_streams_come_to_it(hosts: TwoHosts) -> None:
+    expected = Streams(hosts.a, OTHERS).read()
+    drain_host(hosts, "b", "--grace-s", "0", "--wait")
+    streams = Streams(hosts.a, OTHERS)
+    streams.wait_begun()
+    drain_host(hosts, "b", "--undo")
+    drain_host(hosts, "a")
+    hosts.b.power_off()
+    drain_host(hosts, "a", "--undo")
+    assert [one.answer for one in streams.read()] == [one.answer for one in expected]
+    hosts.b.power_on()
+    hosts.start(hosts.b)
+    wait_until(lambda: hosts.num_workers() == 4, timeout_s=TIMEOUT_S, what="b's workers are known again")
+    check_nothing_is_left(hosts)
 
 
 def test_operators_ask_at_a_host_with_a_scheduler(hosts: TwoHosts) -> None:

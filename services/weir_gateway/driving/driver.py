@@ -5,7 +5,8 @@ drive() ─> submit ─> wait for grant ─> connect ─> Start ─> tokens ─>
              └────────────┴───────────────┴─────────┴────────┴─> cancelled, expired, given up: the same way out
 
 Another dispatch goes on after the tokens that are there: they are the same whoever computes them. Where another worker
-has the sequence already (`weir_gateway.driving.adoption`), the same dispatch goes on, and where a gateway died with the
+has the sequence already (`weir_gateway.driving.adoption`), the same dispatch goes on; one that migrates
+(`weir_gateway.driving.migrator`) begins the next one where its pages are; and where a gateway died with the
 request its first dispatch here is what a worker has of it, if one has.
 """
 
@@ -22,9 +23,11 @@ from weir.core.errors import InternalError, Overloaded, Unavailable, WeirError, 
 from weir.core.life import Attempt, Phase
 from weir.core.tasks import end_tasks
 from weir_gateway.driving.adoption import AdopterSearch
+from weir_gateway.driving.migrator import Migrator
 from weir_gateway.driving.prefix_orders import PrefixOrders
 from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.driving.scheduler_port import SchedulerPort, refusal_error
+from weir_gateway.requests.migration import Moved
 from weir_gateway.requests.quota_book import QuotaBook
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.request_state import RequestState
@@ -68,10 +71,12 @@ class Driver:
         port: SchedulerPort,
         connections: WorkerConnections,
         adopters: AdopterSearch,
+        migrator: Migrator,
         settings: DriverSettings,
         clock: Clock,
     ) -> None:
         self._port = port
+        self._migrator = migrator
         self._connections = connections
         self._adopters = adopters
         self._prefix_orders = PrefixOrders(connections)
@@ -160,6 +165,7 @@ class Driver:
             "requests_in_flight": float(len(self._states)),
             "requests_open": float(self.num_tasks),
             "interruptions_total": float(self._num_interruptions),
+            **self._migrator.metrics(),
             "adoptions_total": float(self._adopters.num_adopted),
             "claims_total": float(self._adopters.num_claimed),
             "claims_in_vain_total": float(self._adopters.num_not_claimed),
@@ -198,6 +204,9 @@ class Driver:
         try:
             while True:
                 error = await self._dispatch(state, span)
+                if isinstance(error, Moved):
+                    self._move(state, span, error.placement)
+                    continue
                 self._num_interruptions += 1
                 span.interrupted(error, state.dispatch, state.output.num_tokens)
                 _log(state, "request %s, dispatch %d: %s", state.dispatch, told_to_others(error))
@@ -227,12 +236,15 @@ class Driver:
 
     async def _dispatch(self, state: RequestState, span: RequestSpan) -> WeirError:
         """Returns why the workers that it is given cannot go on with it; while they can, this waits."""
-        is_first = state.dispatches.num == 1
-        if is_first and state.succession.has_predecessor and await self._adopters.try_claim(state):
+        is_first, has_moved = state.dispatches.num == 1, state.placement is not None
+        left_at_s = self._clock.now_s() - state.silence.length_s
+        if is_first and not has_moved and state.succession.has_predecessor and await self._adopters.try_claim(state):
             _log(state, "request %s of a gateway that died goes on as %s", state.attempt)
             span.claimed(state.dispatch, state.output.num_tokens)
         else:
             await self._submit_and_start(state, span)
+        if has_moved:
+            await self._migrator.wait_first(state, left_at_s)
         either: list[asyncio.Future[Any]] = [state.prefilled, state.interrupted]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if state.prefilled.done():
@@ -245,9 +257,19 @@ class Driver:
             _log(state, "request %s goes on as %s: %s", state.attempt, told_to_others(error))
             span.adopted(error, state.adoption, num_tokens, self._clock.now_s() - lost_at_s)
 
+    def _move(self, state: RequestState, span: RequestSpan, placement: Placement) -> None:
+        """Its next dispatch begins where nearly all of it is already. What its workers have sent by now counts."""
+        if state.try_finish():
+            return
+        self._end_at_workers(state)
+        state.move(placement)
+        span.moved(state.dispatch, state.output.num_tokens)
+
     async def _submit_and_start(self, state: RequestState, span: RequestSpan) -> None:
-        await self._submit(state, span)
-        placement = await self._wait_for_grant(state)
+        placement = state.placement  # of what moves
+        if placement is None:
+            await self._submit(state, span)
+            placement = await self._wait_for_grant(state)
         span.placed(placement)
         with span.child("start"):
             await self._start(state, placement)

@@ -183,6 +183,11 @@ class RequestSpan:
         if self._timeline is not None:
             self._timeline.adopted(error, num_output_tokens, waited_s)
 
+    def moved(self, dispatch: int, num_output_tokens: int) -> None:
+        """Other workers go on after these tokens: most of what it had computed is there."""
+        attributes: dict[str, int] = {"weir.dispatch": dispatch, "weir.num_output_tokens": num_output_tokens}
+        self._span.add_event("moved", attributes)
+
     def claimed(self, dispatch: int, num_output_tokens: int) -> None:
         """A worker goes on with the sequence of a gateway that died, which had so many tokens."""
         attributes: dict[str, int] = {"weir.dispatch": dispatch, "weir.num_output_tokens": num_output_tokens}

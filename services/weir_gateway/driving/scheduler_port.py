@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from opentelemetry.context import Context
@@ -34,6 +34,7 @@ from weir.bus.messages import (
     SubmitReply,
     split_held,
 )
+from weir.bus.migration import Migrate, MigrateReply
 from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock
@@ -49,6 +50,7 @@ from weir.core.errors import (
 from weir.core.life import FinishReason, Phase
 from weir.kv.geometry import PAGE_TOKENS
 from weir.kv.prefixes import page_hashes, prefix_seed
+from weir_gateway.driving.migrator import Migrator
 from weir_gateway.requests.quota_book import QuotaBook
 from weir_gateway.requests.request_end import RETRY_AFTER_S
 from weir_gateway.requests.request_state import RequestState
@@ -168,11 +170,16 @@ class SchedulerPort:
         except BusError as error:
             logger.debug("%s: %s", self._subjects.prefilled, error)
 
-    async def report(self, states: Iterable[RequestState]) -> list[HeldRequest]:
+    async def report(
+        self, states: Iterable[RequestState], is_migrating: Callable[[str], bool] = lambda _: False
+    ) -> list[HeldRequest]:
         """Sends once what the gateway holds; returns those of it that the scheduler refuses to take back."""
         self._report_sequence += 1
         now_s = self._clock.now_s()
-        held = {state.request_id: held_message(state, self._gateway_id, now_s) for state in states}
+        held = {}
+        for state in states:
+            message = held_message(state, self._gateway_id, now_s)
+            held[state.request_id] = replace(message, is_migrating=is_migrating(state.request_id))
         refused: list[HeldRequest] = []
         for part in split_held(self._gateway_id, self._report_sequence, list(held.values())):
             reply = await self._try_ask(self._subjects.reconcile, part, HeldReply, Context(), self._clock.now_s())
@@ -219,10 +226,16 @@ class SchedulerInbox:
     """Passes grants and revocations on to the requests they are for, and reports every second which are held."""
 
     def __init__(
-        self, port: SchedulerPort, requests: Mapping[str, RequestState], *, report_interval_s: float = 1.0
+        self,
+        port: SchedulerPort,
+        requests: Mapping[str, RequestState],
+        migrator: Migrator,
+        *,
+        report_interval_s: float = 1.0,
     ) -> None:
         """`requests`: those that run, by id; always as they are now."""
         self._port = port
+        self._migrator = migrator
         self._requests = requests
         self._report_interval_s = report_interval_s
         self._is_due = asyncio.Event()
@@ -230,6 +243,7 @@ class SchedulerInbox:
     async def subscribe(self, endpoint: BusEndpoint, subjects: Subjects, gateway_id: str) -> None:
         await endpoint.serve(subjects.grant(gateway_id), Grant, self.on_grant)
         await endpoint.serve(subjects.revoke(gateway_id), Revoke, self.on_revoke)
+        await endpoint.serve(subjects.migrate(gateway_id), Migrate, self.on_migrate)
         await endpoint.serve(subjects.leader_changed, LeaderChanged, self.on_leader_changed)
 
     async def on_grant(self, grant: Grant) -> GrantReply:
@@ -253,6 +267,16 @@ class SchedulerInbox:
             state.revoke(refusal_error(state.checked, revoke.reason, revoke.message, revoke.retry_after_ms))
         return Ack(self._port.epoch)
 
+    async def on_migrate(self, migrate: Migrate) -> MigrateReply:
+        if not self._port.accept_epoch(migrate.epoch):
+            return MigrateReply(accepted=False, refusal="another scheduler leads")
+        refusal = self._migrator.refusal_of(self._requests.get(migrate.request_id), migrate)
+        return MigrateReply(accepted=not refusal, refusal=refusal)
+
+    def report_soon(self) -> None:
+        """What runs where has changed by this gateway's doing."""
+        self._is_due.set()
+
     async def on_leader_changed(self, changed: LeaderChanged) -> None:
         """The new leader knows nothing of what is held here."""
         if self._port.accept_epoch(changed.epoch):
@@ -270,7 +294,7 @@ class SchedulerInbox:
 
     async def _report(self) -> None:
         held = [state for state in self._requests.values() if state.phase in _HELD]
-        for refused in await self._port.report(held):
+        for refused in await self._port.report(held, self._migrator.is_migrating):
             state = self._requests.get(refused.submit.request_id)
             # What was granted or submitted again meanwhile is not what was refused.
             if state is None or (state.dispatch, state.placement) != (refused.submit.dispatch, refused.placement):

@@ -167,10 +167,20 @@ class RequestState:
         self.whereabouts.follow(worker_id, address)
         self.silence.begin()
 
+    def move(self, placement: Placement) -> None:
+        """It goes on under this placement, which is granted, and whose number was taken."""
+        self._enter(Phase.QUEUED)
+        self.dispatches.move_to(placement.dispatch)
+        self._begin_dispatch()
+        self.grant(placement)
+
     def requeue(self) -> None:
         """It waits for the grant of the next dispatch, to go on after the tokens that it has."""
         self._enter(Phase.QUEUED)
         self.dispatches.begin_next(is_started=self.is_started, has_new_tokens=self.has_new_tokens)
+        self._begin_dispatch()
+
+    def _begin_dispatch(self) -> None:
         self.output.drop_ahead()
         self._num_given_tokens = self.output.next_index
         self.whereabouts.leave()

@@ -77,6 +77,18 @@ class UpdateSubscriber(Protocol):
         ...
 
 
+class StageListener(Protocol):
+    """A sequence whose pages are to come to the connection's worker. `command` begins it, on each new stream anew."""
+
+    command: worker_pb2.ServeRequest
+
+    def on_staged(self, told: worker_pb2.StagedPages) -> None: ...
+
+    def on_connection_lost(self, message: str) -> None:
+        """The worker is given up."""
+        ...
+
+
 class _BrokenStream(Exception):
     """The stream cannot be used any more; connect again."""
 
@@ -104,6 +116,7 @@ class WorkerConnection:
         self._cancels = cancels
         self._on_closed = on_closed
         self._subscribers: dict[str, UpdateSubscriber] = {}
+        self._stagings: dict[str, StageListener] = {}  # by request
         self._ended: OrderedDict[str, None] = OrderedDict()  # request ids, the latest last
         self._unasked: OrderedDict[str, float] = OrderedDict()  # since when it sends what nobody is subscribed to
         self._queue: asyncio.Queue[worker_pb2.ServeRequest] = asyncio.Queue(self._settings.max_queued_commands)
@@ -133,6 +146,15 @@ class WorkerConnection:
     def unsubscribe(self, request_id: str) -> None:
         if self._subscribers.pop(request_id, None) is not None:
             self._note_end(request_id)
+
+    def begin_staging(self, request_id: str, listener: StageListener) -> None:
+        self._stagings[request_id] = listener
+        self.send(listener.command)
+
+    def end_staging(self, request_id: str, listener: StageListener) -> None:
+        """The listener hears no more. The worker goes on until it is told otherwise, or has all."""
+        if self._stagings.get(request_id) is listener:
+            del self._stagings[request_id]
 
     def cancel(self, request_id: str, attempt: Attempt) -> None:
         """Sent again on every new stream until the worker confirms it."""
@@ -185,7 +207,7 @@ class WorkerConnection:
                 num_short = num_short + 1 if now_s - began_s < settings.lost_after_s else 0
                 backoff.reset()
                 logger.info("stream to %s broke: %s", self.worker_id, reason)
-            if not self._subscribers and not self._cancels:
+            if not (self._subscribers or self._cancels or self._stagings):
                 return f"worker {self.worker_id} is not connected"
             if await self._dialer.is_refused(self._address, settings.connect_timeout_s):
                 return f"worker {self.worker_id} is lost: nobody listens at {self._address}"
@@ -229,6 +251,8 @@ class WorkerConnection:
         """Cancels first: what they free may be what others wait for."""
         for command in self._cancels.commands():
             self.send(command)
+        for listener in list(self._stagings.values()):
+            self.send(listener.command)
         for subscriber in list(self._subscribers.values()):
             for command in subscriber.commands_to_resume(self.worker_id):
                 self.send(command)
@@ -255,6 +279,9 @@ class WorkerConnection:
                 continue
             for update in response.step_frame.updates:
                 self._on_update(update)
+            for told in response.step_frame.staged:
+                if told.request_id in self._stagings:
+                    self._stagings[told.request_id].on_staged(told)
 
     async def _write(self, stream: _Stream) -> None:
         while True:
@@ -297,6 +324,9 @@ class WorkerConnection:
             self._ended.popitem(last=False)
 
     def _give_up(self, message: str) -> None:
+        stagings, self._stagings = self._stagings, {}
+        for listener in stagings.values():
+            listener.on_connection_lost(message)
         subscribers, self._subscribers = self._subscribers, {}
         if subscribers:
             logger.warning("%s; %d requests end", message, len(subscribers))

@@ -223,6 +223,8 @@ class HeldRequest:
     is_prefilled: bool = False
     num_output_tokens: int = 0
     """That the gateway has by now."""
+    is_migrating: bool = False
+    """It is about to go on elsewhere, as a Migrate said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def _of_scheduler(subjects: Subjects) -> Rights:
         publish=(
             subjects.grant("*"),
             subjects.revoke("*"),
+            subjects.migrate("*"),
             subjects.queues,
             subjects.leader_changed,
             subjects.drain("*"),

@@ -78,6 +78,10 @@ class Subjects:
         """Scheduler gives a request up: Revoke -> Ack."""
         return f"weir.{self.namespace}.gateway.{gateway_id}.revoke"
 
+    def migrate(self, gateway_id: str) -> str:
+        """Scheduler has a request go on at another host: Migrate -> MigrateReply."""
+        return f"weir.{self.namespace}.gateway.{gateway_id}.migrate"
+
     def drain(self, worker_id: str) -> str:
         """Scheduler has a worker take nothing new, or take work again: SetDrain -> WorkerAnswer."""
         return f"weir.{self.namespace}.worker.{worker_id}.drain"

@@ -58,12 +58,12 @@ def drain(
     """Empty a worker, or a host: it takes nothing new, and what it has goes on elsewhere, or ends. No client notices.
 
     Another decode worker of the same memory goes on at once with what a decode worker runs; nothing is computed again.
-    What goes on at another host gets what it had computed from there, as far as that is worth it.
+    Where there is none it goes on at another host, to which its pages go while it still runs here.
 
     \b
     weir drain decode-1 --wait
     weir drain decode-1 --undo
-    weir drain --host 10.0.0.2 --grace-s 0 --wait
+    weir drain --host 10.0.0.2 --wait
     """
     if bool(worker) == bool(host):
         fail("name one worker, or all of a host by --host", code=EXIT_USAGE)

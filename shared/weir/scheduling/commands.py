@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weir.bus.messages import Grant, RefusalReason, Revoke
+from weir.bus.migration import Migrate
 
 WORKER_RETRY_MS = 2000
 """A worker that died is back, or another has registered, after about this long."""
@@ -37,6 +38,14 @@ class SendRevoke:
 
 
 @dataclass(frozen=True, slots=True)
+class SendMigrate:
+    """Ask the gateway to have its request go on at another host. There is room reserved for it there."""
+
+    gateway_id: str
+    migrate: Migrate
+
+
+@dataclass(frozen=True, slots=True)
 class EnteredQueue:
     """A request waits now."""
 
@@ -52,7 +61,7 @@ class LeftQueue:
     outcome: str
 
 
-Command = SendGrant | SendRevoke | EnteredQueue | LeftQueue
+Command = SendGrant | SendRevoke | SendMigrate | EnteredQueue | LeftQueue
 
 
 class CommandQueue:

@@ -40,6 +40,7 @@ from weir.scheduling.granter import Granter
 from weir.scheduling.lane_rates import LaneRates
 from weir.scheduling.lifecycle import RequestLifecycle, Verdict
 from weir.scheduling.limits import CoreLimits
+from weir.scheduling.migrations import Migrations
 from weir.scheduling.placer import Placer
 from weir.scheduling.queue_report import queue_report
 from weir.scheduling.request import ScheduledRequest
@@ -70,6 +71,7 @@ class SchedulerCore:
         self._lane_rates = LaneRates()
         self._commands = CommandQueue(epoch)
         self._life = RequestLifecycle(self._requests, self._commands)
+        self._migrations = Migrations(self._requests, self._workers, self._commands)
         self._is_bus_away = False
         self._ticked_at_s = clock.now_s()
         self._has_decided = False
@@ -159,6 +161,7 @@ class SchedulerCore:
 
     def held(self, held: Held) -> HeldReply:
         """Takes over what the gateway holds, and frees what it does not hold any more."""
+        self._migrations.heard(held.requests, self._clock.now_s())
         reply = self._life.held(held, self._limits.missing_s, self._clock.now_s())
         for entry in held.requests:
             placement = entry.placement
@@ -189,6 +192,15 @@ class SchedulerCore:
         if self._workers.put(record, revision, now_s) and record.role == PREFILL:
             num_on_worker = record.num_running + record.num_waiting
             self._requests.reservations.settle_prefills(record.worker_id, num_on_worker, now_s - _REACH_S, now_s)
+
+    @property
+    def migrations(self) -> Migrations:
+        """For who asks gateways to begin them."""
+        return self._migrations
+
+    def migration_answered(self, request_id: str, placement: Placement, *, accepted: bool) -> None:
+        """The gateway's answer to a Migrate; declined, the room there is free again."""
+        self._migrations.answered(request_id, placement, accepted=accepted, now_s=self._clock.now_s())
 
     @property
     def workers(self) -> Workers:
@@ -242,6 +254,7 @@ class SchedulerCore:
                         self._life.revoke(request, outcome, now_s)
                     else:
                         self._life.grant(request, outcome, now_s)
+            self._migrations.plan(now_s)
         return self._commands.take()
 
     def queue_report(self) -> QueueReport:
@@ -255,7 +268,8 @@ class SchedulerCore:
         counts = {f"{name}_total": float(count) for name, count in counted.items()}
         gauges = {"epoch": self.epoch, "workers": len(self._workers), "is_gathering": self.is_gathering}
         own = {name: float(value) for name, value in gauges.items()}
-        return counts | self._requests.metrics() | self._placer.metrics(self._clock.now_s()) | own
+        placed = self._placer.metrics(self._clock.now_s())
+        return counts | self._requests.metrics() | placed | self._migrations.metrics() | own
 
     def worker_records(self) -> tuple[WorkerRecord, ...]:
         """Of those that are heard."""
@@ -304,6 +318,7 @@ class SchedulerCore:
     def _apply(self, limits: CoreLimits) -> None:
         self._limits = limits
         self._placer.set_limits(limits)
+        self._migrations.set_limits(limits, self._placer.pools)
         self._admission = Admission(limits, self._requests, self._placer, self._rates)
         self._shedding = Shedding(limits, self._requests, self._rates, self._life)
         self._granter = Granter(limits, self._requests, self._workers, self._placer)

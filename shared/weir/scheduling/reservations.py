@@ -91,6 +91,8 @@ class Reservations:
         """By model and lane; as the memory fit charges them."""
         self._num_prefill_tokens: Counter[tuple[str, str]] = Counter()
         """By model and lane: of prompts that are not prefilled yet, each with one at least."""
+        self._expected: dict[str, tuple[ScheduledRequest, PlacementPlan]] = {}
+        """Requests that are about to go on elsewhere, and where."""
         self._moved: deque[str] = deque(maxlen=_MAX_MOVED)
         """The decode workers of the latest moves."""
 
@@ -153,17 +155,8 @@ class Reservations:
         self._requests[request.request_id] = request
         self._num_running[request.lane] += 1
         self._num_charged_pages[submit.model, request.lane] += plan.num_charged_pages
-        self._slot_moved(placement.decode_worker_id)
-        decode = self.decode_load(placement.decode_worker_id)
-        decode.request_ids.add(request.request_id)
-        insort(decode.priorities, _priority_at_worker(plan))
-        decode.num_pages += placement.num_reserved_pages
-        decode.num_context_tokens += submit.num_prompt_tokens
-        decode.pages_by_lane[request.lane] += plan.num_charged_pages
-        decode.lengths.add(
-            request.request_id, submit.num_prompt_tokens, submit.max_tokens, submit.predicted_output_tokens, now_s
-        )
-        decode.num_arriving_pages += plan.num_crossing_pages
+        self._take_slot(request.request_id, request, plan, now_s)
+        self.decode_load(placement.decode_worker_id).num_arriving_pages += plan.num_crossing_pages
         prefill = self.prefill_load(placement.reading_worker_id)
         if not prefill.prompts:
             prefill.moved_at_s = now_s
@@ -222,28 +215,31 @@ class Reservations:
         self._num_charged_pages[key] -= plan.num_charged_pages
         if not self._num_charged_pages[key]:
             del self._num_charged_pages[key]
-        self.num_frees += 1
-        self.num_ends += 1
-        self._slot_moved(plan.placement.decode_worker_id)
-        load = self.decode_load(plan.placement.decode_worker_id)
-        load.request_ids.discard(request.request_id)
-        del load.priorities[bisect_left(load.priorities, _priority_at_worker(plan))]
-        load.num_pages -= plan.placement.num_reserved_pages
-        load.pages_by_lane[request.lane] -= plan.num_charged_pages
-        num_emitted = load.lengths.num_reported(request.request_id)
-        load.num_context_tokens -= request.submit.num_prompt_tokens + num_emitted
-        load.lengths.remove(request.request_id)
+        self._free_slot(request.request_id, request, plan)
+
+    def expect(self, request: ScheduledRequest, plan: PlacementPlan, now_s: float) -> None:
+        """A granted request is about to go on under this plan: it has room there too, until `expect_no_more`."""
+        self.expect_no_more(request.request_id)
+        self._expected[request.request_id] = request, plan
+        self._take_slot(_expected_id(request.request_id), request, plan, now_s)
+
+    def expect_no_more(self, request_id: str) -> None:
+        """It is there, or is not coming."""
+        expected = self._expected.pop(request_id, None)
+        if expected is not None:
+            self._free_slot(_expected_id(request_id), *expected)
 
     def requests_on(self, worker_id: str) -> list[ScheduledRequest]:
         """All on a decode worker, those that are not prefilled yet on a prefill worker."""
         decode, prefill = self._decode.get(worker_id), self._prefill.get(worker_id)
         ids = sorted((decode.request_ids if decode else set()) | (prefill.prompts.keys() if prefill else set()))
-        return [self._requests[request_id] for request_id in ids]
+        return [self._requests[request_id] for request_id in ids if request_id in self._requests]
 
     def check_integrity(self) -> list[str]:
         """What does not add up."""
         errors = []
         placements = {request_id: request.placement for request_id, request in self._requests.items()}
+        placements |= {_expected_id(request_id): plan.placement for request_id, (_, plan) in self._expected.items()}
         for worker_id, load in self._decode.items():
             mine = {i: p for i, p in placements.items() if p is not None and p.decode_worker_id == worker_id}
             if mine.keys() != load.request_ids or sum(p.num_reserved_pages for p in mine.values()) != load.num_pages:
@@ -252,7 +248,7 @@ class Reservations:
                 errors.append(f"decode worker {worker_id}: {len(mine)} requests, {len(load.priorities)} priorities")
             if any(num_pages < 0 for num_pages in load.pages_by_lane.values()):
                 errors.append(f"decode worker {worker_id}: lanes are charged {dict(load.pages_by_lane)} pages")
-        if sum(len(load.request_ids) for load in self._decode.values()) != len(self._requests):
+        if sum(len(load.request_ids) for load in self._decode.values()) != len(placements):
             errors.append(f"{len(self._requests)} requests are granted, not as many decode slots are reserved")
         running = Counter(request.lane for request in self._requests.values())
         if +self._num_running != running:
@@ -268,9 +264,38 @@ class Reservations:
             errors.append(f"{num_arriving} pages arrive, not as many leave")
         return errors
 
+    def _take_slot(self, slot_id: str, request: ScheduledRequest, plan: PlacementPlan, now_s: float) -> None:
+        """Of a decode worker, and pages of its arena."""
+        placement, submit = plan.placement, request.submit
+        self._slot_moved(placement.decode_worker_id)
+        load = self.decode_load(placement.decode_worker_id)
+        load.request_ids.add(slot_id)
+        insort(load.priorities, _priority_at_worker(plan))
+        load.num_pages += placement.num_reserved_pages
+        load.num_context_tokens += submit.num_prompt_tokens
+        load.pages_by_lane[request.lane] += plan.num_charged_pages
+        load.lengths.add(slot_id, submit.num_prompt_tokens, submit.max_tokens, submit.predicted_output_tokens, now_s)
+
+    def _free_slot(self, slot_id: str, request: ScheduledRequest, plan: PlacementPlan) -> None:
+        self.num_frees += 1
+        self.num_ends += 1
+        self._slot_moved(plan.placement.decode_worker_id)
+        load = self.decode_load(plan.placement.decode_worker_id)
+        load.request_ids.discard(slot_id)
+        del load.priorities[bisect_left(load.priorities, _priority_at_worker(plan))]
+        load.num_pages -= plan.placement.num_reserved_pages
+        load.pages_by_lane[request.lane] -= plan.num_charged_pages
+        load.num_context_tokens -= request.submit.num_prompt_tokens + load.lengths.num_reported(slot_id)
+        load.lengths.remove(slot_id)
+
     def _slot_moved(self, worker_id: str) -> None:
         self.num_moves += 1
         self._moved.append(worker_id)
+
+
+def _expected_id(request_id: str) -> str:
+    """By which a load knows what is about to come to it."""
+    return f"{request_id} expected"
 
 
 def _priority_at_worker(plan: PlacementPlan) -> PriorityKey:

@@ -56,6 +56,7 @@ from weir.worker.requests.end_releases import EndReleases
 from weir.worker.requests.grammars import WorkerGrammars
 from weir.worker.requests.request_manager import RequestLimits, RequestManager
 from weir.worker.requests.servicer import WorkerServicer
+from weir.worker.requests.stagings import Stagings
 from weir.worker.requests.streams import GatewayStream, StreamHub
 from weir.worker.role import Role, RoleParts
 from weir.worker.tasks import WorkerTasks
@@ -135,7 +136,8 @@ class WorkerShell:
             on_policy=lambda policy: self._host.post(SetPolicy(policy)),
             on_rules=self._follow_rules,
         )
-        self.servicer = WorkerServicer(context.process_id, self._hub, self._manager, self._on_start)
+        self._stagings = Stagings(self._arena.stage, shut_down)
+        self.servicer = WorkerServicer(context.process_id, self._hub, self._manager, self._stagings, self._on_start)
 
         self._tasks = WorkerTasks(shut_down)
         self._early_hand_offs: list[HandedOff] | None = []
@@ -201,6 +203,7 @@ class WorkerShell:
         """Everything goes back to the arena, unless a step still runs and may write there."""
         await self._tasks.stop()
         await self._drain.stop()
+        await self._stagings.stop()
         await self._role.stop()
         await self._grammars.stop()
         await self._prefixes.stop()
@@ -227,6 +230,7 @@ class WorkerShell:
             self._keeper,
             self._prefixes,
             self._grammars,
+            self._stagings,
             self._role,
             self._bus_link,
             self._bounds,

@@ -24,6 +24,7 @@ from weir.bus.messages import (
     Submit,
     SubmitReply,
 )
+from weir.bus.migration import Migrate, MigrateReply
 from weir.bus.protocol import Bus
 from weir.bus.queue_report import QuotaLevel
 from weir.bus.subjects import Subjects
@@ -107,6 +108,12 @@ class FakeScheduler:
     async def revoke(self, submit: Submit, reason: RefusalReason, *, dispatch: int, retry_after_ms: int = 0) -> Ack:
         revoke = Revoke(self.epoch, submit.request_id, dispatch, reason, "says the scheduler", retry_after_ms)
         return await self._endpoint.ask(Subjects(INSTANCE).revoke(submit.gateway_id), revoke, Ack, timeout_s=1)
+
+    async def migrate(self, submit: Submit, placement: Placement) -> MigrateReply:
+        migrate = Migrate(self.epoch, submit.request_id, placement, "there:1")
+        return await self._endpoint.ask(
+            Subjects(INSTANCE).migrate(submit.gateway_id), migrate, MigrateReply, timeout_s=1
+        )
 
     async def _on_submit(self, submit: Submit) -> SubmitReply | None:
         self.submits.append(submit)

@@ -6,7 +6,7 @@
 import asyncio
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 from weir.core.clock import ManualClock
@@ -58,6 +58,7 @@ class InMemoryArena:
         self.before_hand_off: Callable[[str], object] = lambda request_id: None
         self.before_match: Callable[[], object] = lambda: None
         self.before_release: Callable[[], object] = lambda: None
+        self.stage: Callable[[str, str], AsyncGenerator[int]] = _no_stage
         self.sources: list[PrefixSource | None] = []
         """What each match named."""
         self._attachments: dict[str, Attachment] = {}
@@ -228,6 +229,11 @@ class InMemoryArenaClient:
         request = HandOffRequest(slot, request_id, attempt, to_worker_id, tuple(hashes))
         return self._arena.hand_off(self._worker_id, request)
 
+    async def stage(self, request_id: str, pages_address: str) -> AsyncGenerator[int]:
+        """What another host would send."""
+        async for num_pages in self._arena.stage(request_id, pages_address):
+            yield num_pages
+
     async def close(self) -> None:
         self._arena.detach(self._worker_id)
         self._is_open = False
@@ -237,6 +243,12 @@ class InMemoryArenaClient:
         summary = self.segment.record(slot).summarize()
         if summary is not None:
             self._arena.release(self._worker_id, [PageChain(tuple(summary.page_ids.tolist()))], [slot])
+
+
+async def _no_stage(request_id: str, pages_address: str) -> AsyncGenerator[int]:
+    for problem in (Unavailable(f"request {request_id} does not come from {pages_address}"),):
+        raise problem
+    yield 0
 
 
 async def _wait_for(waiting: object) -> None:

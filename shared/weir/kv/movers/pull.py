@@ -148,16 +148,20 @@ class PagePull:
             for thread in self._threads:
                 thread.start()
 
+    def wait(self) -> None:
+        """Until all that was wanted so far is here. Raises PullFailed; `cancel` says whether anybody still writes."""
+        with self._changed:
+            problem = self._wait_here()
+        if problem is not None:
+            raise PullFailed(problem)
+
     def finish(self) -> PullFigures:
         """Waits until all that was wanted is here. Raises PullFailed; nobody writes into the pages any more then,
         unless `cancel` says otherwise."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
-            while self._num_missing and self._problem is None:
-                if not self._changed.wait(max(0.0, self._deadline_s - time.monotonic())):
-                    self._problem = "its time was over"
-        problem = self._problem
+            problem = self._wait_here()
         is_over = self.cancel()
         if problem is not None:
             raise PullFailed(problem if is_over else f"{problem}; a thread still writes into its pages")
@@ -177,6 +181,13 @@ class PagePull:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, ends_at_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
+
+    def _wait_here(self) -> str | None:
+        """What is wrong, once nothing is missing or something is."""
+        while self._num_missing and self._problem is None:
+            if not self._changed.wait(max(0.0, self._deadline_s - time.monotonic())):
+                self._problem = "its time was over"
+        return self._problem
 
     def _run(self) -> None:
         backoff_s = _FIRST_BACKOFF_S

@@ -5,7 +5,7 @@ that calls carry, calls of an ended one are refused, and with every new one the 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -33,6 +33,7 @@ _CALL_TIMEOUT_S = 3.0
 _CALL_DEADLINE_S = 10.0
 _HAND_OFF_DEADLINE_S = 30.0
 """As long as a decode worker waits for a sequence that its gateway has asked for: later it would come in vain."""
+_STAGE_TIMEOUT_S = 12.0
 _RETRY_S = 0.05
 _AnswerT = TypeVar("_AnswerT")
 _WITHOUT_ANSWER = (
@@ -291,6 +292,19 @@ class ArenaClient:
             self._holdings.end_hand_off(slot, is_kept=is_kept)
             del self._handing_off[settled]
             settled.set_result(None)
+
+    async def stage(self, request_id: str, pages_address: str) -> AsyncGenerator[int]:
+        """How many first pages of a sequence are here that runs in the arena whose `Pages` are at `pages_address`, each
+        time that it is more. To be closed: until then they are kept here. Raises WeirError for what goes wrong."""
+        request = arena_pb2.StageRequest(request_id=request_id, pages_address=pages_address)
+        call = self._stub.Stage(request, timeout=_STAGE_TIMEOUT_S)
+        try:
+            async for answer in call:
+                yield answer.num_pages
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
 
     async def close(self) -> None:
         """Gives up the lease and all it holds. The process must not write into the arena from here on."""

@@ -42,6 +42,8 @@ model_open_requests: Requests of a model that have not ended; there for each mod
 requests_open: Requests whose end is not confirmed, or whose output is not taken.
 interruptions_total: Dispatches whose workers could not go on: each is computed again elsewhere, or fails.
 adoptions_total: Sequences that another worker went on with after theirs was lost.
+migrations_*_total > weir_gateway_migrations_total by outcome: Migrations to other hosts; see hosts.md.
+migrations_under_way: Requests whose pages are on their way to another host.
 claims_total: Sequences of gateways that died, which go on here.
 claims_in_vain_total: Sequences of gateways that died, which nobody had any more.
 prefix_orders_total: Prompts that workers of other hosts were asked to compute.

@@ -80,6 +80,10 @@ OUTPUT_TOKENS = HistogramEntry("weir_request_output_tokens", "Tokens of finished
 HAND_OFF = HistogramEntry(
     "weir_hand_off_seconds", "Calls by which prefill workers commit hand-offs, as long as they took."
 )
+MIGRATION_PAUSE = HistogramEntry(
+    "weir_migration_pause_seconds",
+    "Of a request that went on at another host: from its last token here to its first token there, at the gateway.",
+)
 STEP_SEQUENCES = HistogramEntry("weir_step_sequences", "Sequences of one forward pass: the batch's size.")
 STEP_TOKENS = HistogramEntry("weir_step_tokens", "Tokens of one forward pass.")
 STEP_SECONDS = HistogramEntry(
@@ -95,6 +99,7 @@ HISTOGRAMS = (
     PROMPT_TOKENS,
     OUTPUT_TOKENS,
     HAND_OFF,
+    MIGRATION_PAUSE,
     STEP_SEQUENCES,
     STEP_TOKENS,
     STEP_SECONDS,

@@ -28,6 +28,8 @@ refused_*_total > weir_scheduler_refusals_total by reason: Requests refused on a
 revoked_*_total > weir_scheduler_revocations_total by reason: Requests given up while they waited, by reason.
 placed_*_total > weir_scheduler_placements_total by kind: Placements: split or local, with a cached beginning or not.
 adopted_total > weir_scheduler_requests_adopted_total: Requests of gateways that an earlier scheduler had granted.
+migrations_*_total > weir_scheduler_migrations_total by outcome: Migrations to other hosts; see hosts.md.
+migrations_under_way: Requests for which room is kept at another host.
 workers_lost_total: Workers that were heard no more.
 gateways_lost_total: Gateways that were heard no more.
 worker_malformed_total: Entries of the registry that say what cannot be.

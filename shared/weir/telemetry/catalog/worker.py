@@ -60,6 +60,9 @@ hand_off_bytes_copied_total > weir_worker_hand_off_copied_bytes_total: Bytes cop
 hand_overs_under_way: Sequences that are being given away.
 hand_overs_untaken_total: Sequences that nobody took.
 hand_overs_in_doubt_total: Those of which it is not known.
+stagings_under_way: Sequences of other hosts whose pages are on their way to this worker.
+stagings_total: Sequences of other hosts whose pages were to come to this worker.
+stagings_refused_total: Those that did not, since too many were on their way.
 unreadable_hand_offs_total: Sequences handed here whose records could not be read.
 unwanted_hand_offs_total: Sequences handed here that nobody wanted any more.
 arena_refusals_total: Calls that the transfer service refused.

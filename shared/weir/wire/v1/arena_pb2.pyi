@@ -683,3 +683,51 @@ class HandOffResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandOffResponse: _TypeAlias = HandOffResponse  # noqa: Y015
+
+@_typing.final
+class StageRequest(_message.Message):
+    """A sequence that is to go on at this host."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PAGES_ADDRESS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id."""
+    pages_address: _builtins.str
+    """HOST:PORT of the Pages service of the arena where it runs."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        pages_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pages_address", b"pages_address", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageRequest: _TypeAlias = StageRequest  # noqa: Y015
+
+@_typing.final
+class StageResponse(_message.Message):
+    """How far it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_PAGES_FIELD_NUMBER: _builtins.int
+    num_pages: _builtins.int
+    """Its first full pages that are cached here."""
+    def __init__(
+        self,
+        *,
+        num_pages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_pages", b"num_pages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageResponse: _TypeAlias = StageResponse  # noqa: Y015

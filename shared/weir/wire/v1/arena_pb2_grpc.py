@@ -65,6 +65,11 @@ class ArenaStub:
                 request_serializer=weir_dot_v1_dot_arena__pb2.HandOffRequest.SerializeToString,
                 response_deserializer=weir_dot_v1_dot_arena__pb2.HandOffResponse.FromString,
                 _registered_method=True)
+        self.Stage = channel.unary_stream(
+                '/weir.v1.Arena/Stage',
+                request_serializer=weir_dot_v1_dot_arena__pb2.StageRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_arena__pb2.StageResponse.FromString,
+                _registered_method=True)
 
 
 class ArenaServicer:
@@ -118,6 +123,14 @@ class ArenaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stage(self, request, context):
+        """Brings the full pages of a sequence that runs at another host here while it goes on there, and keeps them as a cached
+        prefix as long as the call goes on. Says each time how many are here. Ends with the sequence, or with what went wrong.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ArenaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -150,6 +163,11 @@ def add_ArenaServicer_to_server(servicer, server):
                     servicer.HandOff,
                     request_deserializer=weir_dot_v1_dot_arena__pb2.HandOffRequest.FromString,
                     response_serializer=weir_dot_v1_dot_arena__pb2.HandOffResponse.SerializeToString,
+            ),
+            'Stage': grpc.unary_stream_rpc_method_handler(
+                    servicer.Stage,
+                    request_deserializer=weir_dot_v1_dot_arena__pb2.StageRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_arena__pb2.StageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -315,6 +333,33 @@ class Arena:
             '/weir.v1.Arena/HandOff',
             weir_dot_v1_dot_arena__pb2.HandOffRequest.SerializeToString,
             weir_dot_v1_dot_arena__pb2.HandOffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.v1.Arena/Stage',
+            weir_dot_v1_dot_arena__pb2.StageRequest.SerializeToString,
+            weir_dot_v1_dot_arena__pb2.StageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,10 @@ class ArenaStub:
     """Takes pages and slots back. Ids that the lease does not own are refused (FAILED_PRECONDITION), and none is taken."""
     HandOff: _grpc.UnaryUnaryMultiCallable[_arena_pb2.HandOffRequest, _arena_pb2.HandOffResponse]
     """Passes a sequence and its pages to another lease. The commit point; may be repeated after a lost answer."""
+    Stage: _grpc.UnaryStreamMultiCallable[_arena_pb2.StageRequest, _arena_pb2.StageResponse]
+    """Brings the full pages of a sequence that runs at another host here while it goes on there, and keeps them as a cached
+    prefix as long as the call goes on. Says each time how many are here. Ends with the sequence, or with what went wrong.
+    """
 
 @_typing.type_check_only
 class ArenaAsyncStub(ArenaStub):
@@ -77,6 +81,10 @@ class ArenaAsyncStub(ArenaStub):
     """Takes pages and slots back. Ids that the lease does not own are refused (FAILED_PRECONDITION), and none is taken."""
     HandOff: _aio.UnaryUnaryMultiCallable[_arena_pb2.HandOffRequest, _arena_pb2.HandOffResponse]  # type: ignore[assignment]
     """Passes a sequence and its pages to another lease. The commit point; may be repeated after a lost answer."""
+    Stage: _aio.UnaryStreamMultiCallable[_arena_pb2.StageRequest, _arena_pb2.StageResponse]  # type: ignore[assignment]
+    """Brings the full pages of a sequence that runs at another host here while it goes on there, and keeps them as a cached
+    prefix as long as the call goes on. Says each time how many are here. Ends with the sequence, or with what went wrong.
+    """
 
 class ArenaServicer(metaclass=_abc_1.ABCMeta):
     """Ownership of the host's pages. The transfer service is the only writer of the ownership table."""
@@ -135,5 +143,15 @@ class ArenaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_arena_pb2.HandOffResponse, _abc.Awaitable[_arena_pb2.HandOffResponse]]:
         """Passes a sequence and its pages to another lease. The commit point; may be repeated after a lost answer."""
+
+    @_abc_1.abstractmethod
+    def Stage(
+        self,
+        request: _arena_pb2.StageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_arena_pb2.StageResponse], _abc.AsyncIterator[_arena_pb2.StageResponse]]:
+        """Brings the full pages of a sequence that runs at another host here while it goes on there, and keeps them as a cached
+        prefix as long as the call goes on. Says each time how many are here. Ends with the sequence, or with what went wrong.
+        """
 
 def add_ArenaServicer_to_server(servicer: ArenaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -57,6 +57,36 @@ class OfferRequest(_message.Message):
 Global___OfferRequest: _TypeAlias = OfferRequest  # noqa: Y015
 
 @_typing.final
+class OfferSequenceRequest(_message.Message):
+    """A sequence that is to go on at the caller's host."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PAGE_BYTES_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.str
+    """Digest of the model's weights, dtype and page layout; must be this arena's."""
+    page_bytes: _builtins.int
+    """Bytes of a page; must be this arena's."""
+    request_id: _builtins.str
+    """The request's id: its newest attempt here is meant."""
+    def __init__(
+        self,
+        *,
+        model_digest: _builtins.str = ...,
+        page_bytes: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "page_bytes", b"page_bytes", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferSequenceRequest: _TypeAlias = OfferSequenceRequest  # noqa: Y015
+
+@_typing.final
 class OfferResponse(_message.Message):
     """Pages that are offered, in the order of the prefix: the first answer begins with the first one that the caller lacks, each
     other one goes on from the one before.
@@ -127,3 +157,31 @@ class OfferedPage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OfferedPage: _TypeAlias = OfferedPage  # noqa: Y015
+
+@_typing.final
+class OfferSequenceResponse(_message.Message):
+    """Pages of a sequence, in order from its first one on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFER_FIELD_NUMBER: _builtins.int
+    PAGE_HASHES_FIELD_NUMBER: _builtins.int
+    page_hashes: _builtins.bytes
+    """Content hashes of these pages, 16 bytes each."""
+    @_builtins.property
+    def offer(self) -> Global___OfferResponse:
+        """What is offered."""
+
+    def __init__(
+        self,
+        *,
+        offer: Global___OfferResponse | None = ...,
+        page_hashes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "page_hashes", b"page_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferSequenceResponse: _TypeAlias = OfferSequenceResponse  # noqa: Y015

@@ -40,6 +40,11 @@ class PagesStub:
                 request_serializer=weir_dot_v1_dot_pages__pb2.OfferRequest.SerializeToString,
                 response_deserializer=weir_dot_v1_dot_pages__pb2.OfferResponse.FromString,
                 _registered_method=True)
+        self.OfferSequence = channel.unary_stream(
+                '/weir.v1.Pages/OfferSequence',
+                request_serializer=weir_dot_v1_dot_pages__pb2.OfferSequenceRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_pages__pb2.OfferSequenceResponse.FromString,
+                _registered_method=True)
 
 
 class PagesServicer:
@@ -55,6 +60,14 @@ class PagesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OfferSequence(self, request, context):
+        """Offers the full pages of a sequence that runs here, with their hashes, and each further one as it is full, until the
+        sequence ends or its pages cannot be shared. The first answer may have no pages. The rest is as with Offer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PagesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -62,6 +75,11 @@ def add_PagesServicer_to_server(servicer, server):
                     servicer.Offer,
                     request_deserializer=weir_dot_v1_dot_pages__pb2.OfferRequest.FromString,
                     response_serializer=weir_dot_v1_dot_pages__pb2.OfferResponse.SerializeToString,
+            ),
+            'OfferSequence': grpc.unary_stream_rpc_method_handler(
+                    servicer.OfferSequence,
+                    request_deserializer=weir_dot_v1_dot_pages__pb2.OfferSequenceRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_pages__pb2.OfferSequenceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -92,6 +110,33 @@ class Pages:
             '/weir.v1.Pages/Offer',
             weir_dot_v1_dot_pages__pb2.OfferRequest.SerializeToString,
             weir_dot_v1_dot_pages__pb2.OfferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferSequence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weir.v1.Pages/OfferSequence',
+            weir_dot_v1_dot_pages__pb2.OfferSequenceRequest.SerializeToString,
+            weir_dot_v1_dot_pages__pb2.OfferSequenceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,10 @@ class PagesStub:
     as they come: the caller pulls them, then ends the call. Where there is nothing of it the one answer has no pages.
     FAILED_PRECONDITION: another model, or other pages.
     """
+    OfferSequence: _grpc.UnaryStreamMultiCallable[_pages_pb2.OfferSequenceRequest, _pages_pb2.OfferSequenceResponse]
+    """Offers the full pages of a sequence that runs here, with their hashes, and each further one as it is full, until the
+    sequence ends or its pages cannot be shared. The first answer may have no pages. The rest is as with Offer.
+    """
 
 @_typing.type_check_only
 class PagesAsyncStub(PagesStub):
@@ -48,6 +52,10 @@ class PagesAsyncStub(PagesStub):
     """Offers the pages of a prefix that are cached here, pinned as long as the call goes on, and those that are being computed
     as they come: the caller pulls them, then ends the call. Where there is nothing of it the one answer has no pages.
     FAILED_PRECONDITION: another model, or other pages.
+    """
+    OfferSequence: _aio.UnaryStreamMultiCallable[_pages_pb2.OfferSequenceRequest, _pages_pb2.OfferSequenceResponse]  # type: ignore[assignment]
+    """Offers the full pages of a sequence that runs here, with their hashes, and each further one as it is full, until the
+    sequence ends or its pages cannot be shared. The first answer may have no pages. The rest is as with Offer.
     """
 
 class PagesServicer(metaclass=_abc_1.ABCMeta):
@@ -62,6 +70,16 @@ class PagesServicer(metaclass=_abc_1.ABCMeta):
         """Offers the pages of a prefix that are cached here, pinned as long as the call goes on, and those that are being computed
         as they come: the caller pulls them, then ends the call. Where there is nothing of it the one answer has no pages.
         FAILED_PRECONDITION: another model, or other pages.
+        """
+
+    @_abc_1.abstractmethod
+    def OfferSequence(
+        self,
+        request: _pages_pb2.OfferSequenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_pages_pb2.OfferSequenceResponse], _abc.AsyncIterator[_pages_pb2.OfferSequenceResponse]]:
+        """Offers the full pages of a sequence that runs here, with their hashes, and each further one as it is full, until the
+        sequence ends or its pages cannot be shared. The first answer may have no pages. The rest is as with Offer.
         """
 
 def add_PagesServicer_to_server(servicer: PagesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,37 +25,41 @@ _sym_db = _symbol_database.Default()
 from weir.wire.v1 import types_pb2 as weir_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14weir/v1/worker.proto\x12\x07weir.v1\x1a\x13weir/v1/types.proto\"\xa1\x01\n\x0cServeRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.weir.v1.HelloH\x00\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x0e.weir.v1.StartH\x00\x12!\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x0f.weir.v1.CancelH\x00\x12!\n\x06resume\x18\x04 \x01(\x0b\x32\x0f.weir.v1.ResumeH\x00\x42\t\n\x07\x63ommand\"\x1b\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\xcb\x03\n\x05Start\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12)\n\x08sampling\x18\x04 \x01(\x0b\x32\x17.weir.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x1a\n\x12num_reserved_pages\x18\t \x01(\r\x12-\n\nscheduling\x18\n \x01(\x0b\x32\x19.weir.v1.SchedulingParams\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x1a\n\x12skips_prefix_cache\x18\r \x01(\x08\x12\x18\n\x10output_token_ids\x18\x0e \x03(\r\x12\x0f\n\x07keep_ms\x18\x0f \x01(\r\x12\x15\n\rprefix_source\x18\x10 \x01(\t\x12\x1a\n\x12prefix_is_expected\x18\x11 \x01(\x08\"?\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\"\x8f\x01\n\x06Resume\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x12\n\nnext_index\x18\x03 \x01(\r\x12\x17\n\x0f\x61waits_hand_off\x18\x04 \x01(\x08\x12\x0e\n\x06\x63laims\x18\x05 \x01(\x08\x12\x11\n\tis_search\x18\x06 \x01(\x08\"g\n\rServeResponse\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x10.weir.v1.WelcomeH\x00\x12(\n\nstep_frame\x18\x02 \x01(\x0b\x32\x12.weir.v1.StepFrameH\x00\x42\x07\n\x05\x65vent\"\x1c\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\"C\n\tStepFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12(\n\x07updates\x18\x02 \x03(\x0b\x32\x17.weir.v1.SequenceUpdate\"\xa0\x03\n\x0eSequenceUpdate\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nhanded_off\x18\x05 \x01(\x08\x12,\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x15.weir.v1.FinishReason\x12#\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x14.weir.v1.WorkerError\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12(\n\x08logprobs\x18\t \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12/\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12\x1a\n\x12\x66irst_prompt_index\x18\x0b \x01(\r\x12\x0f\n\x07\x63laimed\x18\x0c \x01(\x08\x12%\n\x05waits\x18\r \x01(\x0b\x32\x16.weir.v1.SequenceWaits\"{\n\rSequenceWaits\x12\x12\n\nwaiting_us\x18\x01 \x01(\x04\x12\x16\n\x0eswapped_out_us\x18\x02 \x01(\x04\x12\x11\n\tpaused_us\x18\x03 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\x12\x12\n\nnum_pauses\x18\x05 \x01(\r\"J\n\x0bWorkerError\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.weir.v1.WorkerErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t*\x9b\x02\n\x11WorkerErrorReason\x12#\n\x1fWORKER_ERROR_REASON_UNSPECIFIED\x10\x00\x12\'\n#WORKER_ERROR_REASON_UNKNOWN_REQUEST\x10\x01\x12%\n!WORKER_ERROR_REASON_STALE_ATTEMPT\x10\x02\x12#\n\x1fWORKER_ERROR_REASON_NO_CAPACITY\x10\x03\x12(\n$WORKER_ERROR_REASON_HAND_OFF_REFUSED\x10\x04\x12 \n\x1cWORKER_ERROR_REASON_INTERNAL\x10\x05\x12 \n\x1cWORKER_ERROR_REASON_DRAINING\x10\x06\x32\x44\n\x06Worker\x12:\n\x05Serve\x12\x15.weir.v1.ServeRequest\x1a\x16.weir.v1.ServeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14weir/v1/worker.proto\x12\x07weir.v1\x1a\x13weir/v1/types.proto\"\xc2\x01\n\x0cServeRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.weir.v1.HelloH\x00\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x0e.weir.v1.StartH\x00\x12!\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x0f.weir.v1.CancelH\x00\x12!\n\x06resume\x18\x04 \x01(\x0b\x32\x0f.weir.v1.ResumeH\x00\x12\x1f\n\x05stage\x18\x05 \x01(\x0b\x32\x0e.weir.v1.StageH\x00\x42\t\n\x07\x63ommand\"\x1b\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\xcb\x03\n\x05Start\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12)\n\x08sampling\x18\x04 \x01(\x0b\x32\x17.weir.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x07 \x01(\t\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x1a\n\x12num_reserved_pages\x18\t \x01(\r\x12-\n\nscheduling\x18\n \x01(\x0b\x32\x19.weir.v1.SchedulingParams\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x1a\n\x12skips_prefix_cache\x18\r \x01(\x08\x12\x18\n\x10output_token_ids\x18\x0e \x03(\r\x12\x0f\n\x07keep_ms\x18\x0f \x01(\r\x12\x15\n\rprefix_source\x18\x10 \x01(\t\x12\x1a\n\x12prefix_is_expected\x18\x11 \x01(\x08\"?\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\"\x8f\x01\n\x06Resume\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x12\n\nnext_index\x18\x03 \x01(\r\x12\x17\n\x0f\x61waits_hand_off\x18\x04 \x01(\x08\x12\x0e\n\x06\x63laims\x18\x05 \x01(\x08\x12\x11\n\tis_search\x18\x06 \x01(\x08\"U\n\x05Stage\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x15\n\rpages_address\x18\x03 \x01(\t\"g\n\rServeResponse\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x10.weir.v1.WelcomeH\x00\x12(\n\nstep_frame\x18\x02 \x01(\x0b\x32\x12.weir.v1.StepFrameH\x00\x42\x07\n\x05\x65vent\"\x1c\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\"i\n\tStepFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12(\n\x07updates\x18\x02 \x03(\x0b\x32\x17.weir.v1.SequenceUpdate\x12$\n\x06staged\x18\x03 \x03(\x0b\x32\x14.weir.v1.StagedPages\"i\n\x0bStagedPages\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x0f\n\x07problem\x18\x04 \x01(\t\"\xa0\x03\n\x0eSequenceUpdate\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x10.weir.v1.Attempt\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nhanded_off\x18\x05 \x01(\x08\x12,\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x15.weir.v1.FinishReason\x12#\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x14.weir.v1.WorkerError\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12(\n\x08logprobs\x18\t \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12/\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x16.weir.v1.TokenLogprobs\x12\x1a\n\x12\x66irst_prompt_index\x18\x0b \x01(\r\x12\x0f\n\x07\x63laimed\x18\x0c \x01(\x08\x12%\n\x05waits\x18\r \x01(\x0b\x32\x16.weir.v1.SequenceWaits\"{\n\rSequenceWaits\x12\x12\n\nwaiting_us\x18\x01 \x01(\x04\x12\x16\n\x0eswapped_out_us\x18\x02 \x01(\x04\x12\x11\n\tpaused_us\x18\x03 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\x12\x12\n\nnum_pauses\x18\x05 \x01(\r\"J\n\x0bWorkerError\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.weir.v1.WorkerErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t*\x9b\x02\n\x11WorkerErrorReason\x12#\n\x1fWORKER_ERROR_REASON_UNSPECIFIED\x10\x00\x12\'\n#WORKER_ERROR_REASON_UNKNOWN_REQUEST\x10\x01\x12%\n!WORKER_ERROR_REASON_STALE_ATTEMPT\x10\x02\x12#\n\x1fWORKER_ERROR_REASON_NO_CAPACITY\x10\x03\x12(\n$WORKER_ERROR_REASON_HAND_OFF_REFUSED\x10\x04\x12 \n\x1cWORKER_ERROR_REASON_INTERNAL\x10\x05\x12 \n\x1cWORKER_ERROR_REASON_DRAINING\x10\x06\x32\x44\n\x06Worker\x12:\n\x05Serve\x12\x15.weir.v1.ServeRequest\x1a\x16.weir.v1.ServeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weir.wire.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERERRORREASON']._serialized_start=1745
-  _globals['_WORKERERRORREASON']._serialized_end=2028
+  _globals['_WORKERERRORREASON']._serialized_start=2010
+  _globals['_WORKERERRORREASON']._serialized_end=2293
   _globals['_SERVEREQUEST']._serialized_start=55
-  _globals['_SERVEREQUEST']._serialized_end=216
-  _globals['_HELLO']._serialized_start=218
-  _globals['_HELLO']._serialized_end=245
-  _globals['_START']._serialized_start=248
-  _globals['_START']._serialized_end=707
-  _globals['_CANCEL']._serialized_start=709
-  _globals['_CANCEL']._serialized_end=772
-  _globals['_RESUME']._serialized_start=775
-  _globals['_RESUME']._serialized_end=918
-  _globals['_SERVERESPONSE']._serialized_start=920
-  _globals['_SERVERESPONSE']._serialized_end=1023
-  _globals['_WELCOME']._serialized_start=1025
-  _globals['_WELCOME']._serialized_end=1053
-  _globals['_STEPFRAME']._serialized_start=1055
-  _globals['_STEPFRAME']._serialized_end=1122
-  _globals['_SEQUENCEUPDATE']._serialized_start=1125
-  _globals['_SEQUENCEUPDATE']._serialized_end=1541
-  _globals['_SEQUENCEWAITS']._serialized_start=1543
-  _globals['_SEQUENCEWAITS']._serialized_end=1666
-  _globals['_WORKERERROR']._serialized_start=1668
-  _globals['_WORKERERROR']._serialized_end=1742
-  _globals['_WORKER']._serialized_start=2030
-  _globals['_WORKER']._serialized_end=2098
+  _globals['_SERVEREQUEST']._serialized_end=249
+  _globals['_HELLO']._serialized_start=251
+  _globals['_HELLO']._serialized_end=278
+  _globals['_START']._serialized_start=281
+  _globals['_START']._serialized_end=740
+  _globals['_CANCEL']._serialized_start=742
+  _globals['_CANCEL']._serialized_end=805
+  _globals['_RESUME']._serialized_start=808
+  _globals['_RESUME']._serialized_end=951
+  _globals['_STAGE']._serialized_start=953
+  _globals['_STAGE']._serialized_end=1038
+  _globals['_SERVERESPONSE']._serialized_start=1040
+  _globals['_SERVERESPONSE']._serialized_end=1143
+  _globals['_WELCOME']._serialized_start=1145
+  _globals['_WELCOME']._serialized_end=1173
+  _globals['_STEPFRAME']._serialized_start=1175
+  _globals['_STEPFRAME']._serialized_end=1280
+  _globals['_STAGEDPAGES']._serialized_start=1282
+  _globals['_STAGEDPAGES']._serialized_end=1387
+  _globals['_SEQUENCEUPDATE']._serialized_start=1390
+  _globals['_SEQUENCEUPDATE']._serialized_end=1806
+  _globals['_SEQUENCEWAITS']._serialized_start=1808
+  _globals['_SEQUENCEWAITS']._serialized_end=1931
+  _globals['_WORKERERROR']._serialized_start=1933
+  _globals['_WORKERERROR']._serialized_end=2007
+  _globals['_WORKER']._serialized_start=2295
+  _globals['_WORKER']._serialized_end=2363
 # @@protoc_insertion_point(module_scope)

@@ -70,6 +70,7 @@ class ServeRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """Opens the stream."""
@@ -86,6 +87,10 @@ class ServeRequest(_message.Message):
     def resume(self) -> Global___Resume:
         """Asks for a request's updates from an index on, now and later."""
 
+    @_builtins.property
+    def stage(self) -> Global___Stage:
+        """Brings pages of a sequence here that is about to be started here."""
+
     def __init__(
         self,
         *,
@@ -93,12 +98,13 @@ class ServeRequest(_message.Message):
         start: Global___Start | None = ...,
         cancel: Global___Cancel | None = ...,
         resume: Global___Resume | None = ...,
+        stage: Global___Stage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "resume", b"resume", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "hello", b"hello", "resume", b"resume", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["hello", "start", "cancel", "resume"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["hello", "start", "cancel", "resume", "stage"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -305,6 +311,40 @@ class Resume(_message.Message):
 Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
+class Stage(_message.Message):
+    """A sequence that runs at another host and is to go on here. Answered by StagedPages, until Cancel or for ten seconds.
+    Start takes what has come by then.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    PAGES_ADDRESS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id."""
+    pages_address: _builtins.str
+    """HOST:PORT of the Pages service of the arena where it runs."""
+    @_builtins.property
+    def attempt(self) -> _types_pb2.Attempt:
+        """The epoch under which it is to be started here."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _types_pb2.Attempt | None = ...,
+        pages_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "pages_address", b"pages_address", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stage: _TypeAlias = Stage  # noqa: Y015
+
+@_typing.final
 class ServeResponse(_message.Message):
     """An event of the worker."""
 
@@ -366,25 +406,67 @@ class StepFrame(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Number of the step in this worker, from 1; 0 for updates outside a step."""
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceUpdate]:
         """One entry for each sequence with something new."""
 
+    @_builtins.property
+    def staged(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedPages]:
+        """Sequences that are about to go on here, and of which more pages have come, or no more come."""
+
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         updates: _abc.Iterable[Global___SequenceUpdate] | None = ...,
+        staged: _abc.Iterable[Global___StagedPages] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["staged", b"staged", "step", b"step", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepFrame: _TypeAlias = StepFrame  # noqa: Y015
+
+@_typing.final
+class StagedPages(_message.Message):
+    """How far a Stage is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id."""
+    num_tokens: _builtins.int
+    """So many first tokens of the sequence are in pages that are here."""
+    problem: _builtins.str
+    """Why no more come, for people; nothing follows then. Empty: more may come."""
+    @_builtins.property
+    def attempt(self) -> _types_pb2.Attempt:
+        """The Stage's epoch."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _types_pb2.Attempt | None = ...,
+        num_tokens: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "num_tokens", b"num_tokens", "problem", b"problem", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagedPages: _TypeAlias = StagedPages  # noqa: Y015
 
 @_typing.final
 class SequenceUpdate(_message.Message):

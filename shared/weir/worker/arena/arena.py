@@ -1,7 +1,7 @@
 """The arena as a worker sees it: what it can ask for, and the sequences that come to its lease."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from weir.core.life import Attempt
@@ -57,6 +57,8 @@ class Arena(Protocol):
     async def hand_off(
         self, slot: int, request_id: str, attempt: Attempt, to_worker_id: str, hashes: Sequence[bytes] = ()
     ) -> HandOffReceipt: ...
+
+    def stage(self, request_id: str, pages_address: str) -> AsyncGenerator[int]: ...
 
     async def close(self) -> None: ...
 

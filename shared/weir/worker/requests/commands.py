@@ -19,6 +19,7 @@ from weir.wire.v1 import worker_pb2
 from weir.worker.engine.model_loading import ModelSpec
 from weir.worker.requests.request_tables import Resume
 
+_Named = worker_pb2.Start | worker_pb2.Cancel | worker_pb2.Resume | worker_pb2.Stage
 _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_ADDRESS_CHARS = 300
@@ -34,7 +35,7 @@ def gateway_id_from_pb(hello: worker_pb2.Hello) -> str:
     return hello.gateway_id
 
 
-def key_from_pb(command: str, message: worker_pb2.Start | worker_pb2.Cancel | worker_pb2.Resume) -> SequenceKey:
+def key_from_pb(command: str, message: _Named) -> SequenceKey:
     """Raises InvalidRequest; `command` is the name of the field that holds `message`."""
     if not _REQUEST_ID.fullmatch(message.request_id):
         raise _invalid(f"{command}.request_id", f"{message.request_id[:64]!r} is not 32 lower-case hex digits")
@@ -49,6 +50,14 @@ def resume_from_pb(resume: worker_pb2.Resume) -> Resume:
     if resume.next_index > _MAX_NEXT_INDEX:
         raise _invalid("resume.next_index", f"must be at most {_MAX_NEXT_INDEX}")
     return Resume(key, resume.next_index, resume.awaits_hand_off, resume.claims, resume.is_search)
+
+
+def pages_address_from_pb(stage: worker_pb2.Stage) -> str:
+    """Raises InvalidRequest."""
+    num_chars = len(stage.pages_address)
+    if not 1 <= num_chars <= _MAX_ADDRESS_CHARS:
+        raise _invalid("stage.pages_address", f"{num_chars} characters: allowed are 1 to {_MAX_ADDRESS_CHARS}")
+    return stage.pages_address
 
 
 def start_from_pb(start: worker_pb2.Start, gateway_id: str, model: ModelSpec) -> Arrival:

@@ -13,8 +13,9 @@ from weir.engine.messages import SequenceKey
 from weir.rpc.access import identity_of
 from weir.rpc.identities import CertifiedIdentity
 from weir.wire.v1 import worker_pb2, worker_pb2_grpc
-from weir.worker.requests.commands import gateway_id_from_pb, key_from_pb, resume_from_pb
+from weir.worker.requests.commands import gateway_id_from_pb, key_from_pb, pages_address_from_pb, resume_from_pb
 from weir.worker.requests.request_manager import RequestManager
+from weir.worker.requests.stagings import Stagings
 from weir.worker.requests.streams import GatewayStream, StreamHub
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
@@ -34,10 +35,13 @@ class StartHandler(Protocol):
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """One stream a gateway; WeirErrors become statuses in the server's interceptor."""
 
-    def __init__(self, worker_id: str, hub: StreamHub, manager: RequestManager, on_start: StartHandler) -> None:
+    def __init__(
+        self, worker_id: str, hub: StreamHub, manager: RequestManager, stagings: Stagings, on_start: StartHandler
+    ) -> None:
         self._worker_id = worker_id
         self._hub = hub
         self._manager = manager
+        self._stagings = stagings
         self._on_start = on_start
 
     async def Serve(  # noqa: N802 - the method's name on the wire
@@ -58,6 +62,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         finally:
             receiving.cancel()
             self._manager.on_stream_end(stream)
+            self._stagings.cancel_all(stream)
             _log.info("gateway %s: the stream has ended", gateway_id)
 
     async def _receive_hello(self, requests: _Requests) -> str:
@@ -94,13 +99,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             case "start":
                 self._on_start(stream, key_from_pb("start", request.start), request.start)
             case "cancel":
-                self._manager.cancel(stream, key_from_pb("cancel", request.cancel))
+                key = key_from_pb("cancel", request.cancel)
+                self._stagings.cancel(stream, key.request_id)
+                self._manager.cancel(stream, key)
             case "resume":
                 self._manager.resume(stream, resume_from_pb(request.resume))
+            case "stage":
+                key = key_from_pb("stage", request.stage)
+                self._stagings.begin(stream, key, pages_address_from_pb(request.stage))
             case "hello":
                 raise InvalidRequest([FieldViolation("hello", "was sent already on this stream")])
             case _:
-                raise InvalidRequest([FieldViolation("command", "must be one of start, cancel, resume")])
+                raise InvalidRequest([FieldViolation("command", "must be one of start, cancel, resume, stage")])
 
 
 def _check_own_id(gateway_id: str, identity: CertifiedIdentity | None) -> None:

@@ -26,6 +26,7 @@ class GatewayStream:
         self.error: WeirError | None = None
         self._with_updates: dict[SequenceKey, OutputCollector] = {}
         self._answers: deque[worker_pb2.SequenceUpdate] = deque()
+        self._staged: deque[worker_pb2.StagedPages] = deque()
         self._step = 0
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -47,6 +48,11 @@ class GatewayStream:
             self._has_room.clear()
         self._changed.set()
 
+    def tell_staged(self, staged: worker_pb2.StagedPages) -> None:
+        """There are few of them: a handful for each sequence, and few sequences come at a time."""
+        self._staged.append(staged)
+        self._changed.set()
+
     def leave(self, collector: OutputCollector) -> None:
         """Another gateway has the sequence: nothing more of it is sent here."""
         self._with_updates.pop(collector.key, None)
@@ -59,7 +65,7 @@ class GatewayStream:
         """Waits for updates; None when the stream is closed, or finished and all is sent. Its step is the newest one's,
         0 outside a step."""
         while not self._is_closed:
-            if self._is_finishing and not self._answers and not self._with_updates:
+            if self._is_finishing and not (self._answers or self._with_updates or self._staged):
                 return None
             await self._changed.wait()
             self._changed.clear()
@@ -69,8 +75,9 @@ class GatewayStream:
             if self._answers or self._with_updates:
                 self._changed.set()
             step, self._step = self._step, 0
-            if updates and not self._is_closed:
-                return worker_pb2.StepFrame(step=step, updates=updates)
+            staged, self._staged = self._staged, deque()
+            if (updates or staged) and not self._is_closed:
+                return worker_pb2.StepFrame(step=step, updates=updates, staged=staged)
         return None
 
     def finish(self) -> None:

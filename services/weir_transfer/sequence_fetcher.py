@@ -1,0 +1,163 @@
+"""Brings the pages of a sequence that runs at another host here, while it goes on there.
+
+offered there ─> pages reserved ─> pulled ─> cached and pinned here ─> the next ones … ─> unpinned at the end
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from weir.core.addresses import split_port
+from weir.core.life import Attempt
+from weir.kv.movers.frames import ID_BYTES
+from weir.kv.movers.pull import PagePull, PullHello, PullLimits, WantedPage
+from weir.kv.prefixes import split_hashes
+from weir.rpc.channel import Dialer
+from weir.wire.v1 import pages_pb2, pages_pb2_grpc
+from weir_transfer.arena import ClaimedArena
+from weir_transfer.prefix_fetcher import Connect
+from weir_transfer.remote_prefixes import RemotePrefixes
+from weir_transfer.sequence_offers import LONGEST_STAGE_S
+
+_log = logging.getLogger(__name__)
+MAX_STAGES = 8
+_LIMITS = PullLimits(num_streams=1, max_breaks=1, rest_s=LONGEST_STAGE_S)
+"""Pages come one by one: a stream that rests meanwhile is not opened anew for each. The end of what is offered breaks
+it, mostly since the sequence has ended."""
+
+
+class TooManyStages(Exception):
+    """As many sequences as may come here at a time do already."""
+
+
+class SequenceFetcher:
+    """Of one arena."""
+
+    def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, dialer: Dialer, connect: Connect) -> None:
+        self._segment = arena.segment
+        self._pages = arena.pages
+        self._remote = remote
+        self._dialer = dialer
+        self._connect = connect
+        self._num_stages = 0
+        self._pulls: set[PagePull] = set()
+        self._is_closing = False
+        self._threads = ThreadPoolExecutor(MAX_STAGES, thread_name_prefix="stage")
+
+    async def close(self) -> None:
+        """Nobody writes into pages of this arena any more when it returns."""
+        self._is_closing = True
+        for pull in tuple(self._pulls):
+            await self._end(pull)
+        self._threads.shutdown()
+
+    async def stage(self, request_id: str, address: str) -> AsyncGenerator[int]:
+        """How many of the sequence's first pages are here, each time that it is more; until the other host offers no
+        more. To be closed: until then they are pinned here. Raises TooManyStages, AioRpcError, PullFailed, OSError,
+        ValueError, TimeoutError; nobody writes into pages of this arena then either."""
+        if self._is_closing or self._num_stages >= MAX_STAGES:
+            raise TooManyStages(f"{self._num_stages} sequences are on their way here already, or it ends")
+        self._num_stages += 1
+        hashes, pinned, number = list[bytes](), list[int](), 0
+        request = pages_pb2.OfferSequenceRequest(
+            model_digest=self._segment.model_digest,
+            page_bytes=self._segment.geometry.page_bytes,
+            request_id=request_id,
+        )
+        try:
+            async with (
+                self._dialer.open(address, "transfer") as channel,
+                self._pulling() as pulls,
+                AsyncExitStack() as calls,
+            ):
+                stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
+                call = stub.OfferSequence(request, timeout=LONGEST_STAGE_S)
+                calls.callback(call.cancel)
+                async for offered in call:
+                    hashes += split_hashes(offered.page_hashes)
+                    if not pulls:
+                        pulls.append(self._begin_pull(offered.offer))
+                    await self._bring(pulls[0], hashes, number, offered.offer)
+                    number += len(offered.offer.pages)
+                    pinned += self._remote.keep(hashes, len(pinned))
+                    yield len(pinned)
+        finally:
+            self._num_stages -= 1
+            self._remote.unpin(pinned)
+
+    @asynccontextmanager
+    async def _pulling(self) -> AsyncIterator[list[PagePull]]:
+        """At its end nobody writes into pages any more."""
+        pulls: list[PagePull] = []
+        try:
+            yield pulls
+        finally:
+            for pull in pulls:
+                await self._end(pull)
+                self._pulls.discard(pull)
+
+    async def _bring(self, pull: PagePull, hashes: list[bytes], first: int, offer: pages_pb2.OfferResponse) -> None:
+        """Pages from number `first` of the offer on, which the last of `hashes` name: those that are not here."""
+        reservation = self._remote.try_reserve(hashes)
+        if reservation is None:
+            return
+        num_pages = 0
+        try:
+            missing = dict(zip(reservation.hashes, reservation.page_ids, strict=True))
+            wanted = [
+                WantedPage(number, page.generation, page.checksum, self._pages.place(missing[page_hash]))
+                for number, (page_hash, page) in enumerate(zip(hashes[first:], offer.pages, strict=True), start=first)
+                if page_hash in missing
+            ]
+            if len(wanted) < len(missing):
+                raise ValueError("pages that were offered before are not here any more")
+            pull.want(wanted)
+            await self._wait(pull)
+            num_pages = len(wanted)
+        finally:
+            self._remote.settle(reservation, num_pages)
+            self._remote.count_staged(num_pages)
+
+    async def _wait(self, pull: PagePull) -> None:
+        """Until what is wanted is here. However it ends, nobody writes into those pages any more."""
+        loop = asyncio.get_running_loop()
+        waiting = loop.run_in_executor(self._threads, pull.wait)
+        try:
+            await asyncio.shield(waiting)
+        except BaseException:
+            await self._end(pull)
+            raise
+
+    async def _end(self, pull: PagePull) -> None:
+        """However often it is cancelled: until then its pages can be given to nobody."""
+        ending, cancelled = asyncio.ensure_future(_until_ended(pull)), None
+        while not ending.done():
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def _begin_pull(self, offer: pages_pb2.OfferResponse) -> PagePull:
+        """Raises ValueError."""
+        if len(offer.transfer_id) != ID_BYTES or len(offer.ticket) != ID_BYTES:
+            raise ValueError(f"transfer_id and ticket must have {ID_BYTES} bytes")
+        host, port = split_port(offer.stream_address)
+        pull = PagePull(
+            PullHello(offer.transfer_id, Attempt(), offer.ticket),
+            self._segment.geometry.page_bytes,
+            lambda timeout_s: self._connect(host, port, timeout_s),
+            _LIMITS,
+            time.monotonic() + LONGEST_STAGE_S,
+        )
+        self._pulls.add(pull)
+        return pull
+
+
+async def _until_ended(pull: PagePull) -> None:
+    while not await asyncio.to_thread(pull.cancel):
+        _log.error("a thread that pulls pages does not end: its pages are kept until it does")
