@@ -104,7 +104,7 @@ class Host:
         if self._exchanges_pages:
             number = self._server.add_insecure_port("127.0.0.1:0")
             self.pages_address = f"{self._shown_host}:{number}"
-            port = PagesPort("test", f"127.0.0.1:{number}", 0, self.pages_address, PlainDialer(), certificate=None)
+            port = PagesPort("test", f"127.0.0.1:{number}", self.pages_address, PlainDialer(), certificate=None)
             self.service.exchange_pages(port)
         if self._page_files is not None:
             store = PageFileStore(self._page_files, PageLayout(self._model_digest, _GEOMETRY.page_bytes), 1 << 20)
