@@ -35,10 +35,10 @@ asyncio.run(main(json.load(open(sys.argv[1]))))
 """
 
 
-@pytest.fixture(scope="module", params=["int8", pytest.param("fp32", marks=pytest.mark.long)])
-def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     folder = tmp_path_factory.mktemp("split")
-    flags = ("--precision", request.param)
+    flags = ("--precision", "int8")
     environ = {"WEIR_SERVES_LOCALLY": "false"}
     with open_two_hosts(
         folder, 8, *flags, a_has="prefill = 1\ndecode = 0", b_has="prefill = 0\ndecode = 1", environ=environ
