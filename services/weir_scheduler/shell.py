@@ -11,19 +11,17 @@ from weir.bus.codec import MalformedMessage, decode
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.messages import (
     Ack,
-    AskPrefixes,
     Cancel,
     Finish,
     Held,
     HeldReply,
     LeaderChanged,
     Prefilled,
-    PrefixChanged,
-    PrefixSnapshot,
     Submit,
     SubmitReply,
     WorkerRecord,
 )
+from weir.bus.prefix_news import AskPrefixes, PrefixChanged, PrefixSnapshot
 from weir.bus.protocol import Bus, BusError, KvEntry
 from weir.bus.subjects import WORKER_TTL_S, Subjects
 from weir.core.clock import Clock

@@ -19,8 +19,8 @@ from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import arena_pb2
 from weir_transfer.arena import ClaimedArena, claim_arena
 from weir_transfer.config import TransferConfig
+from weir_transfer.exchange.page_exchange import PagesPort
 from weir_transfer.fence import try_open_process
-from weir_transfer.page_exchange import PagesPort
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.service import TransferService
 

@@ -23,6 +23,7 @@ from weir.kv.records.record import RecordSummary
 from weir.telemetry.internals import PageMap
 from weir_transfer.adopters import ADOPTING_ROLE, Adopters, is_raised
 from weir_transfer.counters import TransferCounters, gauges, page_map
+from weir_transfer.exchange.running_sequences import RunningSequences
 from weir_transfer.lease_keeper import Countdowns, LeaseKeeper
 from weir_transfer.messages import (
     AdoptionOff,
@@ -39,7 +40,6 @@ from weir_transfer.messages import (
 )
 from weir_transfer.pending_prefixes import PendingPrefixes
 from weir_transfer.remote_prefixes import RemotePrefixes
-from weir_transfer.running_sequences import RunningSequences
 
 _RETRY_AFTER_S = 0.1
 _ONE_OF_ALL = "the workers of a host run one model, on one device, in one precision, all exact or none"

@@ -13,14 +13,8 @@ from opentelemetry.trace import Tracer
 
 from weir.bus.codec import encode, version_headers
 from weir.bus.endpoint import BusEndpoint
-from weir.bus.messages import (
-    MAX_HASHES,
-    SCHEDULER_HASH_BYTES,
-    AskPrefixes,
-    PrefixChanged,
-    PrefixSnapshot,
-)
-from weir.bus.prefix_fetched import PrefixFetched
+from weir.bus.messages import MAX_HASHES, SCHEDULER_HASH_BYTES
+from weir.bus.prefix_news import AskPrefixes, PrefixChanged, PrefixFetched, PrefixSnapshot
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock

@@ -25,6 +25,8 @@ from weir_transfer.announcement_queue import AnnouncementQueue
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.core import ArenaCore
+from weir_transfer.exchange.prefix_fetcher import PrefixFetcher, why_not
+from weir_transfer.exchange.sequence_fetcher import SequenceFetcher, TooManyStages
 from weir_transfer.fence import Fence
 from weir_transfer.messages import (
     AdoptionOff,
@@ -43,8 +45,6 @@ from weir_transfer.messages import (
 )
 from weir_transfer.page_files import PageFiles
 from weir_transfer.pending_prefixes import WAIT_FROM_PAGES
-from weir_transfer.prefix_fetcher import PrefixFetcher, why_not
-from weir_transfer.sequence_fetcher import SequenceFetcher, TooManyStages
 
 _log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 5.0

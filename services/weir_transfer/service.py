@@ -17,10 +17,10 @@ from weir.wire.v1 import arena_pb2_grpc
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.core import ArenaCore
+from weir_transfer.exchange.page_exchange import PageExchange, PagesPort
 from weir_transfer.fence import Fence, OpenProcess
 from weir_transfer.lease_keeper import Countdowns
 from weir_transfer.messages import ArenaSettings
-from weir_transfer.page_exchange import PageExchange, PagesPort
 from weir_transfer.page_files import PageFiles, PageFilesSettings
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.server import ArenaService

@@ -37,10 +37,10 @@ _FRAME = 64 + _PAGE_BYTES
 _PREFIXES = [page_hashes(range(first, first + 160), prefix_seed("digest")) for first in (0, 1000)]
 _RELAY_HOST = "127.0.0.2"
 _LIMITS = {
-    "weir_transfer.prefix_fetcher.LONGEST_FETCH_S": 0.8,
-    "weir_transfer.prefix_fetcher.LONGEST_STILL_S": 0.4,
-    "weir_transfer.pages_service.LONGEST_OFFER_S": 1.0,
-    "weir_transfer.page_exchange.DEFAULT_IDLE_S": 0.3,
+    "weir_transfer.exchange.prefix_fetcher.LONGEST_FETCH_S": 0.8,
+    "weir_transfer.exchange.prefix_fetcher.LONGEST_STILL_S": 0.4,
+    "weir_transfer.exchange.pages_service.LONGEST_OFFER_S": 1.0,
+    "weir_transfer.exchange.page_exchange.DEFAULT_IDLE_S": 0.3,
 }
 """So that what is only found out by its time is found out soon."""
 _TRIES = 3

@@ -4,8 +4,8 @@ import random
 from array import array
 from collections import OrderedDict
 
-from weir.bus.messages import MAX_HASHES, PrefixChanged
-from weir.bus.prefix_fetched import PrefixFetched
+from weir.bus.messages import MAX_HASHES
+from weir.bus.prefix_news import PrefixChanged, PrefixFetched
 from weir.kv.geometry import PAGE_TOKENS
 
 _NUM_BEGINNINGS = 256

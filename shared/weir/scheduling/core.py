@@ -23,12 +23,11 @@ from weir.bus.messages import (
     Outcome,
     Placement,
     Prefilled,
-    PrefixChanged,
-    PrefixSnapshot,
     Submit,
     SubmitReply,
     WorkerRecord,
 )
+from weir.bus.prefix_news import PrefixChanged, PrefixSnapshot
 from weir.bus.queue_report import QueueReport
 from weir.core.clock import Clock
 from weir.policy.registry import PolicySpec

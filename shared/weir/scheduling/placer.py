@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from weir.bus.messages import Placement, PrefixChanged, Submit
-from weir.bus.prefix_fetched import MAX_FETCHED
+from weir.bus.messages import Placement, Submit
+from weir.bus.prefix_news import MAX_FETCHED, PrefixChanged
 from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.memory_fit import LaneShares, make_memory_fit

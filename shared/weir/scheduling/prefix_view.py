@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from weir.bus.messages import PrefixChanged, PrefixSnapshot
+from weir.bus.prefix_news import PrefixChanged, PrefixSnapshot
 from weir.kv.geometry import PAGE_TOKENS
 
 _PLACED_S = 10.0

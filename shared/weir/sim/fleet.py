@@ -1,6 +1,7 @@
 """The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
 
-from weir.bus.messages import SCHEDULER_HASH_BYTES, Placement, PrefixChanged, WorkerRecord
+from weir.bus.messages import SCHEDULER_HASH_BYTES, Placement, WorkerRecord
+from weir.bus.prefix_news import PrefixChanged
 from weir.engine.counters import EngineCounters
 from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenSampled
 from weir.kv.geometry import PAGE_TOKENS

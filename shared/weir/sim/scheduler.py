@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from weir.bus.messages import Cancel, Finish, Grant, Prefilled, PrefixChanged, Revoke, Submit, SubmitReply, WorkerRecord
+from weir.bus.messages import Cancel, Finish, Grant, Prefilled, Revoke, Submit, SubmitReply, WorkerRecord
+from weir.bus.prefix_news import PrefixChanged
 from weir.policy.seams import Policy
 from weir.scheduling.commands import SendGrant, SendRevoke
 from weir.scheduling.core import SchedulerCore

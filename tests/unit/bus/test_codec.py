@@ -29,11 +29,11 @@ from weir.bus.messages import (
     HeldRequest,
     Outcome,
     Placement,
-    PrefixChanged,
     Submit,
     SubmitReply,
     WorkerRecord,
 )
+from weir.bus.prefix_news import PrefixChanged
 from weir.bus.protocol import BusMessage, KvEntry
 from weir.bus.subjects import Subjects
 from weir.core.caps import RequestCaps

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.bus.prefix_fetched import PrefixFetched
+from weir.bus.prefix_news import PrefixFetched
 from weir.scheduling.routing.links import LinkCost, LinkRates
 
 PRIOR = LinkCost.of_rate(1000, 10.0)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 
-from weir.bus.messages import PrefixChanged, RefusalReason, Submit, WorkerRecord
+from weir.bus.messages import RefusalReason, Submit, WorkerRecord
+from weir.bus.prefix_news import PrefixChanged
 from weir.core.cost import StepCost
 from weir.scheduling.limits import PlacingLimits
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.bus.messages import PrefixChanged, PrefixSnapshot
+from weir.bus.prefix_news import PrefixChanged, PrefixSnapshot
 from weir.kv.geometry import PAGE_TOKENS
 from weir.scheduling.prefix_view import PrefixView, hashes_from
 

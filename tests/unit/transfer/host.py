@@ -27,8 +27,8 @@ from weir.rpc.arena.client import ArenaAccess, ArenaClient, HandedOff, WorkerIde
 from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.arena import ClaimedArena
+from weir_transfer.exchange.page_exchange import PagesPort
 from weir_transfer.messages import ArenaSettings
-from weir_transfer.page_exchange import PagesPort
 from weir_transfer.page_files import PageFilesSettings
 from weir_transfer.service import TransferService
 

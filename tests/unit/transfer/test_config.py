@@ -49,7 +49,6 @@ def test_a_longer_context_than_the_models_is_refused() -> None:
         ({"workers_on_machine": 0}, r"workers_on_machine 0: must be in \[1, 256\]"),
         ({"max_context_tokens": -1}, "max_context_tokens -1: must not be negative"),
         ({"page_files_dir": "/p", "prefix_cache": False}, "page_files_dir '/p': needs prefix_cache"),
-        ({"page_files_dir": "/p", "device": "cuda"}, "page_files_dir '/p': pages of device cuda have no files yet"),
         ({"page_files_min_uses": 0}, "page_files_min_uses 0: must be at least 1"),
         ({"load": "dummy"}, "load 'dummy': needs a model_shape"),
         ({"model_shape": "tiny"}, "model_shape 'tiny': is for load 'dummy' only"),

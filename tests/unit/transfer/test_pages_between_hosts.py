@@ -21,7 +21,7 @@ from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.rpc.arena.client import ArenaClient
 from weir.rpc.channel import make_channel
 from weir.wire.v1 import arena_pb2, arena_pb2_grpc, pages_pb2, pages_pb2_grpc
-from weir_transfer.prefix_fetcher import LEAST_PAGES
+from weir_transfer.exchange.prefix_fetcher import LEAST_PAGES
 
 HASHES = page_hashes(range(160), prefix_seed("digest"))
 NUM_PAGES = 11
@@ -151,7 +151,7 @@ async def test_a_prefix_that_nobody_computes_yet_is_waited_for_where_it_is_expec
 async def test_what_is_expected_and_never_begun_is_computed_here(
     hosts: list[Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weir_transfer.pages_service._EXPECTED_S", 0.1)
+    monkeypatch.setattr("weir_transfer.exchange.pages_service._EXPECTED_S", 0.1)
     here = await hosts[1].client("w0")
     match = await fetch(here, hosts[0].pages_address, is_expected=True)
     assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
@@ -196,7 +196,7 @@ async def test_two_that_want_the_same_of_one_another_do_not_wait_for_one_another
 async def test_what_comes_too_slowly_is_not_waited_for_and_what_had_come_is_kept(
     hosts: list[Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weir_transfer.prefix_fetcher.LONGEST_STILL_S", 0.3)
+    monkeypatch.setattr("weir_transfer.exchange.prefix_fetcher.LONGEST_STILL_S", 0.3)
     there, here = [await host.client("w0") for host in hosts]
     computing = await there.match(HASHES, NUM_PAGES, 1)
     page_ids = computing.acquired.page_ids

@@ -13,6 +13,7 @@ from tests.unit.transfer.conftest import World
 
 from weir.kv.layout import PageState
 from weir.kv.messages import Claims, PageChain, PrefixMatch
+from weir.kv.movers.pull import PullFigures
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir_transfer.messages import Attachment, MatchRequest
 from weir_transfer.remote_prefixes import MAX_SHARE, Reservation
@@ -160,6 +161,8 @@ class TwoArenas(RuleBasedStateMachine):
             if is_offer_first:
                 self._unpin(host, fetch)
             side.world.core.remote.settle(fetch.reservation, fetch.num_here)
+            num_wanted = len(fetch.reservation.hashes)
+            side.world.core.remote.count_received(num_wanted, fetch.num_here, PullFigures())
             side.num_ended += 1
             if not is_offer_first:
                 self._unpin(host, fetch)

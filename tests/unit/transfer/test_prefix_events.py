@@ -9,8 +9,7 @@ from tests.unit.transfer.host import until
 
 from weir.bus.endpoint import BusEndpoint
 from weir.bus.in_memory import InMemoryHub
-from weir.bus.messages import AskPrefixes, PrefixChanged, PrefixSnapshot
-from weir.bus.prefix_fetched import PrefixFetched
+from weir.bus.prefix_news import AskPrefixes, PrefixChanged, PrefixFetched, PrefixSnapshot
 from weir.bus.protocol import Bus, BusUnavailable
 from weir.bus.subjects import Subjects
 from weir.core.clock import Clock, ManualClock, SystemClock

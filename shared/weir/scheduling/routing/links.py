@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weir.bus.prefix_fetched import PrefixFetched
+from weir.bus.prefix_news import PrefixFetched
 
 _MAX_LINKS = 16_384
 _PRIOR_BYTES = 4 << 20

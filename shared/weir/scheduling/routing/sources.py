@@ -9,7 +9,7 @@ from weir.scheduling.prefix_view import Hashes, PrefixDepths, PrefixView
 from weir.scheduling.routing.links import LinkRates
 
 LEAST_FETCHED_TOKENS = 128
-"""Services ask for no fewer (`weir_transfer.prefix_fetcher.LEAST_PAGES`)."""
+"""Services ask for no fewer (`weir_transfer.exchange.prefix_fetcher.LEAST_PAGES`)."""
 LONGEST_FETCH_MS = 8000.0
 """By estimate: a match waits for ten seconds, and then the prompt is computed."""
 MAX_SHARE = 0.25

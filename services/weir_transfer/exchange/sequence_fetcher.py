@@ -18,9 +18,9 @@ from weir.kv.prefixes import split_hashes
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
-from weir_transfer.prefix_fetcher import Connect
+from weir_transfer.exchange.prefix_fetcher import Connect
+from weir_transfer.exchange.sequence_offers import LONGEST_STAGE_S
 from weir_transfer.remote_prefixes import RemotePrefixes
-from weir_transfer.sequence_offers import LONGEST_STAGE_S
 
 _log = logging.getLogger(__name__)
 MAX_STAGES = 8

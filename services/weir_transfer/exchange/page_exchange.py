@@ -17,12 +17,12 @@ from weir.rpc.tls.page_streams import check_peer, client_context, server_context
 from weir.wire.v1 import pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
-from weir_transfer.pages_service import PagesService
-from weir_transfer.prefix_fetcher import PrefixFetcher
+from weir_transfer.exchange.pages_service import PagesService
+from weir_transfer.exchange.prefix_fetcher import PrefixFetcher
+from weir_transfer.exchange.running_sequences import RunningSequences
+from weir_transfer.exchange.sequence_fetcher import SequenceFetcher
+from weir_transfer.exchange.sequence_offers import SequenceOffers
 from weir_transfer.remote_prefixes import RemotePrefixes
-from weir_transfer.running_sequences import RunningSequences
-from weir_transfer.sequence_fetcher import SequenceFetcher
-from weir_transfer.sequence_offers import SequenceOffers
 
 
 @dataclass(frozen=True)

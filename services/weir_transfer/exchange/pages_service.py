@@ -18,8 +18,8 @@ from weir.kv.prefixes import split_hashes
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
+from weir_transfer.exchange.sequence_offers import SequenceOffers
 from weir_transfer.remote_prefixes import RemotePrefixes
-from weir_transfer.sequence_offers import SequenceOffers
 
 _log = logging.getLogger(__name__)
 LONGEST_OFFER_S = 30.0

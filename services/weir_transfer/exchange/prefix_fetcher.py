@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc.aio
 
-from weir.bus.prefix_fetched import MAX_FETCHED, PrefixFetched
+from weir.bus.prefix_news import MAX_FETCHED, PrefixFetched
 from weir.core.addresses import split_port
 from weir.core.life import Attempt
 from weir.kv.movers.frames import ID_BYTES
@@ -25,7 +25,7 @@ from weir.kv.movers.pull import PagePull, PullFailed, PullFigures, PullHello, Pu
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
-from weir_transfer.offer_reader import OfferReader
+from weir_transfer.exchange.offer_reader import OfferReader
 from weir_transfer.remote_prefixes import RemotePrefixes, Reservation
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from weir.core.life import Attempt
 from weir.kv.movers.frames import ID_BYTES
 from weir.kv.movers.source import OfferedPage, PageSource
 from weir.wire.v1 import pages_pb2
+from weir_transfer.exchange.running_sequences import RunningSequences
 from weir_transfer.remote_prefixes import RemotePrefixes
-from weir_transfer.running_sequences import RunningSequences
 
 LONGEST_STAGE_S = 10.0
 _LOOK_AGAIN_S = 0.005
