@@ -72,8 +72,11 @@ class UnwrittenPages:
         return taken
 
     def put_back(self, hashes: Iterable[bytes]) -> None:
-        """They could not be written: they are the next ones again."""
-        self._ready = dict.fromkeys(hashes) | self._ready
+        """They could not be written: those that are still in the arena are the next ones again."""
+        hashes = list(hashes)
+        here = [page_hash for page_hash in hashes if page_hash in self._index.hashes()]
+        self.num_lost += len(hashes) - len(here)
+        self._ready = dict.fromkeys(here) | self._ready
 
     def _add(self, hashes: Iterable[bytes]) -> None:
         for page_hash in hashes:

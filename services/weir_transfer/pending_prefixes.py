@@ -27,6 +27,9 @@ class PendingPrefixes:
     def __len__(self) -> int:
         return len(self._match_of)
 
+    def __contains__(self, page_hash: bytes) -> bool:
+        return page_hash in self._match_of
+
     def measure_by(self, meter: PrefillMeter) -> None:
         """`meter` is told of what leases compute from now on."""
         self._meter = meter

@@ -18,7 +18,8 @@ from weir_transfer.page_tier import PrefillMeter
 from weir_transfer.pending_prefixes import PendingPrefixes
 
 MAX_SHARE = 0.25
-"""Of the arena's pages, for prefixes that are on their way here, and as many for those that are pinned for others."""
+"""Of the arena's pages, for what is on its way here, and as many for what is pinned: for others, and of sequences that
+come here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,10 @@ class RemotePrefixes:
         num_cached = len(self._table.prefixes.find_prefix(hashes))
         return None if self._pending.num_leading(hashes[num_cached : num_cached + 1]) else num_cached
 
+    def is_coming(self, hashes: Sequence[bytes]) -> bool:
+        """Whether any of these is being computed, or brought here."""
+        return any(page_hash in self._pending for page_hash in hashes)
+
     def try_reserve(self, hashes: Sequence[bytes]) -> Reservation | None:
         """Room for what is not here of this prefix, all of which is expected from here on: whoever wants it waits.
         None: there is too little, or nothing is missing."""
@@ -139,10 +144,14 @@ class RemotePrefixes:
         self.counters.remote_prefixes_total += 1
         self.counters.remote_prefixes_failed_total += num_received < num_wanted
         self.counters.remote_pages_received_total += num_received
-        self.counters.remote_pages_wrong_total += figures.num_wrong
-        self.counters.remote_streams_broken_total += figures.num_breaks
-        self.counters.remote_busy_seconds_total += figures.busy_s
+        self.count_pull(figures)
 
     def count_staged(self, num_pages: int) -> None:
         """Pages that came of a sequence that runs at another host."""
         self.counters.remote_pages_received_total += num_pages
+
+    def count_pull(self, figures: PullFigures) -> None:
+        """What went wrong, and how long it took, once it has ended."""
+        self.counters.remote_pages_wrong_total += figures.num_wrong
+        self.counters.remote_streams_broken_total += figures.num_breaks
+        self.counters.remote_busy_seconds_total += figures.busy_s

@@ -231,9 +231,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         wait_from_pages = WAIT_FROM_PAGES
         with contextlib.ExitStack() as loading:
             span = self._try_load(prompt, loading)
-            if request.fetch_from and self._fetcher is not None:  # what is not in files either
-                hashes, is_expected = prompt.hashes[: prompt.num_matchable], request.fetch_is_expected
-                self._fetcher.begin(hashes, request.fetch_from, is_expected=is_expected)
+            has_begun = self._try_fetch(request, prompt)  # what is not in files either
             while True:
                 left_s = ends_at_s - loop.time()
                 limit = wait_from_pages if left_s > 0 else None
@@ -243,11 +241,19 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
                 await self._settled.wait(left_s)
                 wait_from_pages = 1  # a prefix that is computed in steps: its end is as near as the part before was
                 span = span or self._try_load(prompt, loading)
+                has_begun = has_begun or self._try_fetch(request, prompt)
             if span is not None:
                 span.set_attribute("weir.num_cached_pages", len(match.page_ids))
         if self._files is not None:
             self._files.note_used(prompt.hashes[: len(match.page_ids)])
         return match
+
+    def _try_fetch(self, request: arena_pb2.MatchRequest, prompt: MatchRequest) -> bool:
+        """Whether it begins here to bring some of it from another host."""
+        if self._fetcher is None or not request.fetch_from:
+            return False
+        hashes = prompt.hashes[: prompt.num_matchable]
+        return self._fetcher.begin(hashes, request.fetch_from, is_expected=request.fetch_is_expected)
 
     def _try_load(self, prompt: MatchRequest, loading: contextlib.ExitStack) -> Span | None:
         """The span of a load that begins here, for as long as `loading` is open. None: nothing comes from files."""

@@ -20,6 +20,7 @@ SUBJECTS = Subjects("users")
 ROLES_OF_SUBJECTS: tuple[tuple[str, NatsRole, NatsRole | None], ...] = (
     (SUBJECTS.grant("g-1"), "scheduler", "gateway"),
     (SUBJECTS.revoke("g-1"), "scheduler", "gateway"),
+    (SUBJECTS.migrate("g-1"), "scheduler", "gateway"),
     (SUBJECTS.queues, "scheduler", "gateway"),
     (SUBJECTS.leader_changed, "scheduler", "gateway"),
     (SUBJECTS.drain("w-1"), "scheduler", "worker"),

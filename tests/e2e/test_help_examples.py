@@ -43,6 +43,8 @@ ALONE: Mapping[str, str] = {
     "weir profile --out measured.yaml": f"--model {MODEL} --rounds 1 --num-threads 1",
     "weir bench simulator --load chat --rounds 5": "--num-requests 100 --rounds 1",
     "weir bench scheduler --policy fcfs --policy ltr --queued 10000": "--num-decisions 100 --pairs 1",
+    "weir bench scheduler --policy fcfs --queued 10000 --pairs 64 --news-per-s 10": "--num-decisions 100 --pairs 2",
+    "weir simulate --rate 10 --num-requests 2000 --host 2+0 --host 0+2 --host-gbit 100": "--num-requests 200",
     "weir bench batching --lengths lengths.csv": f"--model {MODEL} --num-jobs 4 --rounds 1 --num-threads 1",
     "weir train-predictor requests.jsonl.1 requests.jsonl --out lengths.npz": f"--model {MODEL}",
 }
@@ -142,7 +144,10 @@ ABSENT: Mapping[str, str] = {
     "weir up --public-tls-cert certs/public-localhost.pem --public-tls-key certs/public-localhost.key": (
         "these files; tests/e2e/test_tls_up.py has its own"
     ),
-    "weir drain --host 10.0.0.2 --grace-s 0 --wait": "other hosts; tests/hosts has some",
+    "weir drain --host 10.0.0.2 --wait": "other hosts; tests/hosts has some",
+    "weir planner --ttft-ms 1000 --itl-ms 100": "somebody who ends it; tests/e2e/test_planner.py does",
+    "weir planner switch --metrics-port 9464": "somebody who ends it; tests/e2e/test_planner.py does",
+    "weir planner scale --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051 --max-workers 8,24": "another stack",
     "weir host --join tls://10.0.0.1:4222 --instance lab --address 10.0.0.2 --credentials-dir lab/b": (
         "other hosts; tests/hosts has some"
     ),

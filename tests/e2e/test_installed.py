@@ -100,7 +100,7 @@ def test_the_wheel_has_the_packages_and_no_benchmarks_results_or_tools(wheel: Pa
     assert {path.parts[0] for path in found} == PACKAGES
     assert [path for path in found if path.suffix not in SUFFIXES] == []
     assert {Path("weir/py.typed"), Path("weir/sim/profiles/h100-llama3-8b.yaml")} <= set(found)
-    assert wheel.stat().st_size < 1_600_000
+    assert wheel.stat().st_size < 1_800_000
 
 
 def test_every_source_of_the_packages_is_in_the_wheel(wheel: Path) -> None:

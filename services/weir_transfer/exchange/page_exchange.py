@@ -57,8 +57,8 @@ class PageExchange:
         shown = f"{port.address.rpartition(':')[0]}:{self._listener.port}"
         sequences = SequenceOffers(remote, running, self._source, shown)
         self._servicer = PagesService(arena, remote, self._source, shown, settled, sequences)
-        self.fetcher = PrefixFetcher(arena, remote, port.dialer, self._connect)
-        self.stager = SequenceFetcher(arena, remote, port.dialer, self._connect)
+        self.fetcher = PrefixFetcher(arena, remote, port.dialer, self._connect, settled)
+        self.stager = SequenceFetcher(arena, remote, port.dialer, self._connect, settled)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pages_pb2_grpc.add_PagesServicer_to_server(self._servicer, server)

@@ -63,7 +63,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         transfer_id, ticket = secrets.token_bytes(ID_BYTES), secrets.token_bytes(ID_BYTES)
         loop, page_ids = asyncio.get_running_loop(), list[int]()
-        began_s, is_last = loop.time(), False
+        began_s, is_first, is_last = loop.time(), True, False
         ends_at_s, begins_by_s = began_s + LONGEST_OFFER_S, began_s + _EXPECTED_S * request.is_expected
         self._num_offers += 1
         try:
@@ -77,7 +77,8 @@ class PagesService(pages_pb2_grpc.PagesServicer):
                     is_last = loop.time() >= begins_by_s
                 # In a thread: of a long prompt it reads some hundred megabytes.
                 pages = await asyncio.to_thread(self._source.append, transfer_id, more)
-                if pages or is_last:
+                if pages or is_last or is_first:  # what the first one takes is the round trip
+                    is_first = False
                     named = zip(pages, hashes[num_offered:], strict=False)
                     yield self._offered(transfer_id, ticket, named, is_last=is_last)
                 if not is_last:

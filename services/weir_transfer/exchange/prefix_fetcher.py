@@ -25,6 +25,7 @@ from weir.kv.movers.pull import PagePull, PullFailed, PullFigures, PullHello, Pu
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
+from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.exchange.offer_reader import OfferReader
 from weir_transfer.remote_prefixes import RemotePrefixes, Reservation
 
@@ -52,7 +53,7 @@ class _Fetch:
     pull: PagePull | None = None
     """None: nothing was offered."""
     is_whole: bool = False
-    """All that was offered came."""
+    """All that was asked for came."""
 
     @property
     def age_s(self) -> float:
@@ -62,29 +63,39 @@ class _Fetch:
 class PrefixFetcher:
     """Of one arena."""
 
-    def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, dialer: Dialer, connect: Connect) -> None:
+    def __init__(
+        self, arena: ClaimedArena, remote: RemotePrefixes, dialer: Dialer, connect: Connect, settled: ChangeSignal
+    ) -> None:
+        """`settled` is notified when more may be cached."""
+        self._settled = settled
         self._segment = arena.segment
         self._pages = arena.pages
         self._remote = remote
         self._dialer = dialer
         self._connect = connect
         self._tasks: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        """What follows fetches, and is never cancelled."""
+        self._is_closing = False
         self._fetched: deque[PrefixFetched] = deque(maxlen=MAX_FETCHED)
         """That nobody was told of."""
         self._threads = ThreadPoolExecutor(2 * MAX_FETCHES, thread_name_prefix="fetch")
 
-    def begin(self, hashes: Sequence[bytes], address: str, *, is_expected: bool = False) -> None:
+    def begin(self, hashes: Sequence[bytes], address: str, *, is_expected: bool = False) -> bool:
         """What of this prefix is neither here nor on its way comes from the arena whose `Pages` are at `address`, if
-        there is room and it is worth it. Matches find it expected from here on. `is_expected`: it is about to be
+        there is room and it is worth it: then matches find it expected from here on. `is_expected`: it is about to be
         computed there."""
-        if len(self._tasks) >= MAX_FETCHES or len(hashes) - self._remote.num_held(hashes) < LEAST_PAGES:
-            return
+        num_running = len(self._tasks) + len(self._settling)
+        if self._is_closing or num_running >= MAX_FETCHES or len(hashes) - self._remote.num_held(hashes) < LEAST_PAGES:
+            return False
         reservation = self._remote.try_reserve(hashes)
-        if reservation is not None:
-            fetch = _Fetch(reservation, address, is_expected)
-            task = asyncio.create_task(self._fetch(fetch), name=f"fetch from {address}")
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._conclude, fetch))
+        if reservation is None:
+            return False
+        fetch = _Fetch(reservation, address, is_expected)
+        task = asyncio.create_task(self._fetch(fetch), name=f"fetch from {address}")
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._conclude, fetch))
+        return True
 
     def take_fetched(self) -> tuple[PrefixFetched, ...]:
         """How the latest fetches went, each once."""
@@ -94,10 +105,12 @@ class PrefixFetcher:
 
     async def close(self) -> None:
         """Nobody writes into pages of this arena any more when it returns."""
+        self._is_closing = True
+        self._settled.notify()
         for task in self._tasks:
             task.cancel()
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        while running := self._tasks | self._settling:
+            await asyncio.wait(running)
         self._threads.shutdown()
 
     async def _fetch(self, fetch: _Fetch) -> None:
@@ -114,16 +127,18 @@ class PrefixFetcher:
 
     def _conclude(self, fetch: _Fetch, fetching: "asyncio.Task[None]") -> None:
         """However that ended, also before it began: what is left to do cannot be cancelled."""
-        self._tasks.discard(fetching)
         settling = asyncio.create_task(self._settle(fetch), name=f"settle what came from {fetch.address}")
-        self._tasks.add(settling)
-        settling.add_done_callback(self._tasks.discard)
+        self._settling.add(settling)
+        self._tasks.discard(fetching)
+        settling.add_done_callback(self._settling.discard)
 
     async def _settle(self, fetch: _Fetch) -> None:
         """What came is kept, also where the rest did not: it was as offered."""
         pull, loop = fetch.pull, asyncio.get_running_loop()
         while pull is not None and not await loop.run_in_executor(self._threads, pull.cancel):
             _log.error("a thread that pulls pages does not end: its pages are kept until it does")
+        if pull is not None and pull.num_first_pages:
+            await self._wait_for_earlier(fetch.reservation)
         num_pages, figures = (pull.num_first_pages, pull.figures) if pull is not None else (0, PullFigures())
         num_wanted = len(fetch.reservation.hashes)
         _log.debug("%d pages of %d came from %s in %.0f ms", num_pages, num_wanted, fetch.address, 1000 * fetch.age_s)
@@ -131,6 +146,15 @@ class PrefixFetcher:
         self._fetched.append(PrefixFetched(fetch.address, num_bytes, busy_s, fetch.round_trip_s))
         self._remote.settle(fetch.reservation, num_pages)
         self._remote.count_received(num_wanted, num_pages, figures)
+
+    async def _wait_for_earlier(self, reservation: Reservation) -> None:
+        """What comes from files, or is computed, before the pages that came: behind a gap they are of no use."""
+        ends_at_s = time.monotonic() + LONGEST_STILL_S
+        while self._remote.is_coming(reservation.earlier_hashes) and not self._is_closing:
+            left_s = ends_at_s - time.monotonic()
+            if left_s <= 0:
+                return
+            await self._settled.wait(left_s)
 
     async def _pull_from(self, fetch: _Fetch) -> None:
         """Raises AioRpcError, PullFailed, OSError, ValueError."""
@@ -156,16 +180,14 @@ class PrefixFetcher:
         try:
             while not is_last and (offered := await offers.try_take(LONGEST_STILL_S)) is not None:
                 if fetch.pull is None:
-                    fetch.pull, fetch.round_trip_s = (
-                        self._begin_pull(offered),
-                        0.0 if fetch.is_expected else fetch.age_s,
-                    )
+                    fetch.pull, fetch.round_trip_s = self._begin_pull(offered), fetch.age_s
                 wanted = self._wanted(fetch.reservation, num_wanted, offered.pages)
-                fetch.pull.want(wanted)
+                if wanted:
+                    fetch.pull.want(wanted)
                 num_wanted, is_last = num_wanted + len(wanted), offered.is_last
             if fetch.pull is not None:
                 await self._finish(fetch.pull, offers)
-            fetch.is_whole = is_last
+                fetch.is_whole = True
             if not is_last:
                 raise PullFailed(f"nothing more was offered for {LONGEST_STILL_S:g} s")
         finally:
@@ -179,13 +201,15 @@ class PrefixFetcher:
         num_pages = -1
         while num_pages < pull.figures.num_pages:
             num_pages = pull.figures.num_pages
-            either: set[asyncio.Future[Any]] = {finishing, offers.next}
+            has_more = offers.next.done() and offers.next.exception() is None
+            either: set[asyncio.Future[Any]] = {finishing} if has_more else {finishing, offers.next}
             await asyncio.wait(either, timeout=LONGEST_STILL_S, return_when=asyncio.FIRST_COMPLETED)
             if finishing.done():
                 finishing.result()
                 return
-            if offers.next.done():
+            if not has_more and offers.next.done():
                 offers.next.result()
+                num_pages = -1  # it goes on there, which is as good as a page
         raise PullFailed(f"no page came for {LONGEST_STILL_S:g} s")
 
     def _wanted(self, reservation: Reservation, first: int, pages: Sequence[pages_pb2.OfferedPage]) -> list[WantedPage]:

@@ -13,20 +13,23 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from weir.core.addresses import split_port
 from weir.core.life import Attempt
 from weir.kv.movers.frames import ID_BYTES
-from weir.kv.movers.pull import PagePull, PullHello, PullLimits, WantedPage
+from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
 from weir.kv.prefixes import split_hashes
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
+from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.exchange.prefix_fetcher import Connect
 from weir_transfer.exchange.sequence_offers import LONGEST_STAGE_S
 from weir_transfer.remote_prefixes import RemotePrefixes
 
 _log = logging.getLogger(__name__)
 MAX_STAGES = 8
-_LIMITS = PullLimits(num_streams=1, max_breaks=1, rest_s=LONGEST_STAGE_S)
-"""Pages come one by one: a stream that rests meanwhile is not opened anew for each. The end of what is offered breaks
-it, mostly since the sequence has ended."""
+_LIMITS = PullLimits(num_streams=1, max_breaks=1, rest_s=4.0)
+"""Pages come one by one: a stream that rests meanwhile is not opened anew for each, and closed before its source does.
+The end of what is offered breaks it, mostly since the sequence has ended."""
+_LONGEST_WAIT_S = 2.0
+"""For pages of the sequence that are being computed here, or brought here, for others."""
 
 
 class TooManyStages(Exception):
@@ -36,7 +39,11 @@ class TooManyStages(Exception):
 class SequenceFetcher:
     """Of one arena."""
 
-    def __init__(self, arena: ClaimedArena, remote: RemotePrefixes, dialer: Dialer, connect: Connect) -> None:
+    def __init__(
+        self, arena: ClaimedArena, remote: RemotePrefixes, dialer: Dialer, connect: Connect, settled: ChangeSignal
+    ) -> None:
+        """`settled` is notified when more may be cached."""
+        self._settled = settled
         self._segment = arena.segment
         self._pages = arena.pages
         self._remote = remote
@@ -50,8 +57,7 @@ class SequenceFetcher:
     async def close(self) -> None:
         """Nobody writes into pages of this arena any more when it returns."""
         self._is_closing = True
-        for pull in tuple(self._pulls):
-            await self._end(pull)
+        await asyncio.gather(*map(self._end, tuple(self._pulls)))
         self._threads.shutdown()
 
     async def stage(self, request_id: str, address: str) -> AsyncGenerator[int]:
@@ -98,9 +104,13 @@ class SequenceFetcher:
             for pull in pulls:
                 await self._end(pull)
                 self._pulls.discard(pull)
+                self._remote.count_pull(pull.figures)
 
     async def _bring(self, pull: PagePull, hashes: list[bytes], first: int, offer: pages_pb2.OfferResponse) -> None:
         """Pages from number `first` of the offer on, which the last of `hashes` name: those that are not here."""
+        ends_at_s = time.monotonic() + _LONGEST_WAIT_S
+        while self._remote.is_coming(hashes) and time.monotonic() < ends_at_s:
+            await self._settled.wait(ends_at_s - time.monotonic())
         reservation = self._remote.try_reserve(hashes)
         if reservation is None:
             return
@@ -123,10 +133,8 @@ class SequenceFetcher:
 
     async def _wait(self, pull: PagePull) -> None:
         """Until what is wanted is here. However it ends, nobody writes into those pages any more."""
-        loop = asyncio.get_running_loop()
-        waiting = loop.run_in_executor(self._threads, pull.wait)
         try:
-            await asyncio.shield(waiting)
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, pull.wait))
         except BaseException:
             await self._end(pull)
             raise
@@ -143,7 +151,9 @@ class SequenceFetcher:
             raise cancelled
 
     def _begin_pull(self, offer: pages_pb2.OfferResponse) -> PagePull:
-        """Raises ValueError."""
+        """Raises ValueError, and PullFailed at the end."""
+        if self._is_closing:
+            raise PullFailed("no more comes here: the transfer service ends")
         if len(offer.transfer_id) != ID_BYTES or len(offer.ticket) != ID_BYTES:
             raise ValueError(f"transfer_id and ticket must have {ID_BYTES} bytes")
         host, port = split_port(offer.stream_address)

@@ -112,7 +112,8 @@ class WorkerShell:
         )
         post = self._host.post
         self._arena = outside.make_arena(self._on_handed_off)
-        self._arena_id, self._num_arena_pages = "", 0  # kept: the registry has them until after the arena has closed
+        # Kept: the registry has them until after the arena has closed.
+        self._arena_id, self._num_arena_pages, self._page_bytes = "", 0, 0
         self._keeper = PageKeeper(self._arena, post, shut_down)
         most_ahead = _most_pages_ahead(model, self._config)
         self._prefixes = Prefixes(self._arena, self._keeper, post, shut_down, most_ahead)
@@ -154,6 +155,7 @@ class WorkerShell:
         memory = self._arena.memory
         geometry = memory.segment.geometry
         self._arena_id, self._num_arena_pages = memory.segment.arena_id, num_reservable_pages(geometry.num_pages)
+        self._page_bytes = geometry.page_bytes
         longest = min(self._model.max_context_tokens, geometry.max_context_tokens)
         self._model = replace(self._model, max_context_tokens=longest)
         runner, warm_up = await asyncio.to_thread(self._make_runner, memory)
@@ -315,7 +317,7 @@ class WorkerShell:
             most_num_batched_tokens=self._bounds.most.max_num_batched_tokens,
             arena_address=f"unix:{self._config.arena_socket_path}",
             pages_address=self._arena.pages_address,
-            page_bytes=self._arena.segment.geometry.page_bytes,
+            page_bytes=self._page_bytes,
         )
 
     def _on_duty(self) -> None:

@@ -326,11 +326,11 @@ class _Stream:
             self._has_header = True
         else:
             self.pipe.receive(memory)
-        self.asked.popleft()
         is_same = (header.generation, header.checksum) == (page.generation, page.checksum)
         is_as_offered = is_same and checksum_of(memory) == page.checksum
         if is_as_offered:
             page.place.end(memory)
+        self.asked.popleft()  # until here a break has it asked for anew
         return _Received(page, is_as_offered=is_as_offered)
 
     def close(self) -> None:
