@@ -354,3 +354,26 @@ async def test_what_is_not_in_files_comes_from_another_host(world: World) -> Non
     await give_back(client, match)
     assert here.metric("page_files_loaded_pages_total") == 6
     assert here.metric("remote_pages_received_total") == 12
+
+
+async def test_what_comes_from_another_host_before_what_is_in_files_is_kept_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await written(world, num_pages=6)
+    (there, computing), (here, client) = [await world.host(exchanges_pages=True, num_pages=80) for _ in range(2)]
+    await compute(computing, num_pages=18)
+    may_read, try_get = threading.Event(), PageFileStore.try_get
+
+    def read_when_told(self: PageFileStore, page_hash: bytes, memory: memoryview) -> bool:
+        assert may_read.wait(20)
+        return try_get(self, page_hash, memory)
+
+    monkeypatch.setattr(PageFileStore, "try_get", read_when_told)
+    finding = asyncio.create_task(find(client, num_pages=18, source=PrefixSource(there.pages_address)))
+    await until(lambda: there.metric("remote_pages_sent_total") == 12)
+    await until(lambda: there.metric("remote_pages_pinned") == 0)  # all have come, and its call has ended
+    may_read.set()
+    match = await finding
+    assert len(match.page_ids) == 18
+    await give_back(client, match)
+    assert here.metric("remote_prefixes_failed_total") == 0

@@ -69,6 +69,18 @@ def test_what_was_not_written_comes_next_again() -> None:
     assert arena.take() == [2, 3]
 
 
+def test_what_left_the_arena_while_it_was_being_written_in_vain_is_not_tried_again() -> None:
+    arena = Arena()
+    arena.seal(1, 2)
+    arena.unwritten.update()
+    assert sorted(arena.take()) == [1, 2]
+    arena.evict(1)
+    arena.unwritten.update()
+    arena.unwritten.put_back([HASHES[1], HASHES[2]])
+    assert len(arena.take()) == 1
+    assert arena.unwritten.num_lost == 1
+
+
 def test_what_leaves_the_arena_before_it_is_written_is_lost_and_counted() -> None:
     arena = Arena()
     arena.seal(1, 2, 3)
