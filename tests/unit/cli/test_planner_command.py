@@ -2,7 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 from prometheus_client import generate_latest
@@ -15,6 +18,7 @@ from weir.cli.app import app
 from weir.cli.planner.capacity import MeasuredCapacity, measured_profile
 from weir.cli.planner.figures import Distribution, Figures, FiguresMissing, observation_of, with_backlog
 from weir.cli.planner.page import FIGURES, DecisionLog, PlannerPage
+from weir.core.addresses import LOOPBACK
 from weir.core.cost import StepCost
 from weir.planner.decision import Decision, PoolDecision, Reason, Switch
 from weir.planner.observation import PoolCount, Role
@@ -213,3 +217,45 @@ def test_what_cannot_be_is_named(words: list[str], message: str) -> None:
     shown = CliRunner().invoke(app, ["planner", *words])
     assert shown.exit_code == 2
     assert message in " ".join(shown.output.split())
+
+
+class KeyedPage(BaseHTTPRequestHandler):
+    """A gateway's page that a tenant's key opens, and an operator's does not."""
+
+    def do_GET(self) -> None:
+        is_known = self.headers["Authorization"] == "Bearer tenant"
+        self.send_response(200 if is_known else 401)
+        self.end_headers()
+        self.wfile.write(page(10).encode() if is_known else b"")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """URL of a gateway's HTTP port."""
+    with ThreadingHTTPServer((LOOPBACK, 0), handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://{LOOPBACK}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def missing(url: str, *words: str) -> str:
+    """What one look does not find, beside a scheduler that is not there."""
+    nobody = ("--scheduler", f"{LOOPBACK}:1", "--num-looks", "1", "--tick-s", "0.2")
+    shown = CliRunner().invoke(app, ["planner", "--gateway", url, *nobody, *words])
+    assert shown.exit_code == 0, shown.output
+    [told] = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert told["event"] == "missing"
+    return str(told["figure"])
+
+
+def test_pages_are_read_with_a_tenants_key_and_workers_with_an_operators() -> None:
+    with served(KeyedPage) as url:
+        assert missing(url, "--admin-key", "operator") == f"{url}/metrics: status 401"
+        assert missing(url, "--admin-key", "operator", "--api-key", "tenant").startswith("the workers: ")

@@ -49,6 +49,7 @@ def planner(
         list[str] | None, typer.Option(help="http://HOST:PORT of a gateway; of each, where several.")
     ] = None,
     scheduler: SchedulerAddress = "",
+    api_key: options.ApiKey = "",
     admin_key: AdminKey = "",
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
@@ -85,7 +86,7 @@ def planner(
         given = load_profile(profile) if profile else None
     except ValueError as error:
         fail(str(error), code=EXIT_USAGE)
-    urls, key = options.find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
+    urls, _ = options.find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
     found = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
     from weir.cli.planner.capacity import MeasuredCapacity
     from weir.cli.planner.loop import PlannerLoop
@@ -102,7 +103,7 @@ def planner(
     capacity = MeasuredCapacity(slo, CoreLimits())
     _serve_page(page, metrics_host, metrics_port)
     with WorkersClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as workers:
-        watch = StackWatch(urls, key, workers, capacity, slo, given)
+        watch = StackWatch(urls, api_key, workers, capacity, slo, given)
         loop = PlannerLoop(
             watch, Planner(settings, capacity), page, log, workers if mode == "switch" else None, grace_s
         )

@@ -25,14 +25,15 @@ class StackWatch:
     def __init__(
         self,
         urls: Sequence[str],
-        admin_key: str,
+        api_key: str,
         workers: WorkersClient,
         capacity: MeasuredCapacity,
         slo: Slo,
         profile: CostProfile | None,
     ) -> None:
-        """`profile`: of each worker; None: what they have measured themselves."""
-        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        """`api_key`: a tenant's, that gateways ask of who reads their pages. `profile`: of each worker; None: what they
+        have measured themselves."""
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._clients = [httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S) for url in urls]
         self._workers = workers
         self._capacity = capacity
@@ -71,7 +72,7 @@ class StackWatch:
         except httpx.HTTPError as error:
             raise FiguresMissing(f"{client.base_url}: does not answer ({type(error).__name__})") from error
         if response.status_code != 200 or len(response.content) > _MAX_PAGE_BYTES:
-            raise FiguresMissing(f"{client.base_url}metrics: status {response.status_code}")
+            raise FiguresMissing(f"{client.base_url}/metrics: status {response.status_code}")
         return response.text
 
     def _measure(self, figures: Figures, counts: Mapping[Role, PoolCount]) -> None:
