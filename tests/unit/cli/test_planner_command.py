@@ -228,7 +228,7 @@ class KeyedPage(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(page(10).encode() if is_known else b"")
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
         """Nothing."""
 
 
