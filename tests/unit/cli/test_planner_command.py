@@ -20,8 +20,9 @@ from weir.cli.planner.figures import Distribution, Figures, FiguresMissing, obse
 from weir.cli.planner.page import FIGURES, DecisionLog, PlannerPage
 from weir.core.addresses import LOOPBACK
 from weir.core.cost import StepCost
+from weir.planner.capacity import Prediction
 from weir.planner.decision import Decision, PoolDecision, Reason, Switch
-from weir.planner.observation import PoolCount, Role
+from weir.planner.observation import ExpectedLoad, PoolCount, Pools, Role
 from weir.scheduling.limits import CoreLimits
 from weir.sim.results.metrics import Slo
 from weir.sim.spec import PoolSpec
@@ -153,6 +154,28 @@ def test_a_capacity_is_measured_anew_when_steps_take_another_time() -> None:
     assert capacity.prefill_s(1024) == before
     capacity.measure(spec("prefill", 30.0), spec("decode", 30.0))
     assert capacity.prefill_s(1024) > 1.5 * before
+
+
+def test_a_capacity_knows_what_requests_ask_for_at_most() -> None:
+    def predicted(max_tokens: int) -> Prediction:
+        profile = measured_profile(StepCost(5.0, 0.02, 1e-6, 0.01, 1e-4), 100)
+        pools = (PoolSpec("prefill", 1, profile, 8, 512, 512), PoolSpec("decode", 1, profile, 8, 512, 512))
+        capacity.measure(*pools, max_tokens=max_tokens)
+        return capacity.predict(ExpectedLoad(10.0, (100,), (20,)), Pools(1, 1))
+
+    capacity = MeasuredCapacity(Slo(ttft_s=1.0, tpot_s=0.1), CoreLimits())
+    few = predicted(20)
+    assert predicted(22) == few
+    assert predicted(1400).ttft_s > few.ttft_s, "pages are kept for what is asked for"
+
+
+def test_what_requests_ask_for_at_most_is_on_the_page() -> None:
+    asked = """
+vllm:request_params_max_tokens_sum{engine="0"} 900
+vllm:request_params_max_tokens_count{engine="0"} 3
+"""
+    assert figures(0.0, page(1), asked).mean_max_tokens() == 300
+    assert figures(0.0, page(1)).mean_max_tokens() == 0
 
 
 def decision(number: int = 1, wanted: int = 3, at_s: float = 10.0) -> Decision:

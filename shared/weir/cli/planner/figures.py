@@ -61,6 +61,12 @@ class Figures:
     def total_grown(self, before: "Figures", name: str) -> float:
         return sum(self.grown(before, name).values())
 
+    def mean_max_tokens(self) -> int:
+        """That requests have asked for at most, so far; 0: no page says so."""
+        name = "vllm:request_params_max_tokens"
+        num = sum(self.series.get(f"{name}_count", {}).values())
+        return math.ceil(sum(self.series.get(f"{name}_sum", {}).values()) / num) if num else 0
+
     def step_cost(self, role: Role) -> StepCost | None:
         """The mean of the workers that have measured theirs; None: none of the role has."""
         by_name: dict[str, list[float]] = {}

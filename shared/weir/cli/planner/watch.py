@@ -94,7 +94,7 @@ class StackWatch:
             num_seqs = round(figures.gauge("weir_worker_max_sequences", role) / num)
             num_tokens = round(figures.gauge("weir_worker_max_batched_tokens", role) / num)
             specs.append(PoolSpec(role, 1, profile, max(1, num_seqs), max(1, num_tokens), max(1, num_tokens)))
-        self._capacity.measure(*specs)
+        self._capacity.measure(*specs, max_tokens=figures.mean_max_tokens())
 
 
 def _count(workers: Sequence[WorkerView], role: Role) -> PoolCount:
