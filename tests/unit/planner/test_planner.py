@@ -109,8 +109,9 @@ def test_a_load_that_does_not_change_ends_in_pools_that_do_not(
     assert sum(final) <= sum(load) + 3, f"{final} for {load}"
 
 
-def test_one_worker_less_must_hold_the_slo_for_five_minutes() -> None:
-    world = World(planner_of(), lambda at_s: 1.0, Pools(4, 1))
+@pytest.mark.parametrize("tells", [True, False], ids=["begun", "scaled by others"])
+def test_one_worker_less_must_hold_the_slo_for_five_minutes(tells: bool) -> None:
+    world = World(planner_of(), lambda at_s: 1.0, Pools(4, 1), tells=tells, drain_s=0.1)
     world.run(1300.0)
     downs = [one.at_s for one in world.decisions if one.prefill.delta < 0]
     assert len(downs) == 3
