@@ -85,7 +85,7 @@ class Outlook:
                 self._spare_since_s[role] = at_s
 
     def _forget_changed(self, pools: Pools) -> None:
-        """At every look, whoever changed them: what the next worker to spare shows is shown of the pool that is left."""
+        """At every look, whoever changed them: the next worker to spare has to show anew."""
         for role in ROLES:
             if self._spare_pools is not None and self._spare_pools.of(role) != pools.of(role):
                 self.forget_spare(role)

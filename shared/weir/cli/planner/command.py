@@ -82,6 +82,7 @@ def planner(
             down_after_s=down_after_s,
             dwell_s=dwell_s,
             may_switch=mode != "scale",
+            keeps_orders=mode == "scale",
         )
         given = load_profile(profile) if profile else None
     except ValueError as error:
