@@ -1,5 +1,5 @@
-"""What an autoscaler was told it is told for as long as a worker takes to start: one that still loads, or that restarts,
-is not seen, and a number without it would end it.
+"""What an autoscaler was told it is told for as long as a worker takes to start: one that still loads, or restarts, is not
+seen, and a number without it would end it.
 """
 
 from collections import deque

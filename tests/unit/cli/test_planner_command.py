@@ -3,9 +3,10 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import ClassVar
 
 import pytest
 from prometheus_client import generate_latest
@@ -282,3 +283,32 @@ def test_pages_are_read_with_a_tenants_key_and_workers_with_an_operators() -> No
     with served(KeyedPage) as url:
         assert missing(url, "--admin-key", "operator") == f"{url}/metrics: status 401"
         assert missing(url, "--admin-key", "operator", "--api-key", "tenant").startswith("the workers: ")
+
+
+class OtherPage(KeyedPage):
+    """What no gateway answers: text, or more than fits."""
+
+    content: ClassVar[bytes] = b"<html>It works!</html>"
+    num_times: ClassVar[int] = 1
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with suppress(ConnectionError):  # the client has had enough
+            for _ in range(self.num_times):
+                self.wfile.write(self.content)
+
+
+class EndlessPage(OtherPage):
+    content = b"# " + b"x" * (1 << 20) + b"\n"
+    num_times = 10_000
+
+
+def test_what_is_no_page_of_metrics_is_told_and_is_no_end() -> None:
+    with served(OtherPage) as url:
+        assert missing(url).startswith("a page of metrics: what a gateway answers is none")
+
+
+def test_a_page_is_read_no_further_than_it_may_be_long() -> None:
+    with served(EndlessPage) as url:
+        assert missing(url) == f"{url}/metrics: takes more than 16 MiB or 5 s"

@@ -48,7 +48,11 @@ class StackWatch:
 
     def look(self) -> tuple[Observation, list[WorkerView]] | None:
         """None at the first look. Raises FiguresMissing, saying what is missing or who does not answer."""
-        figures = Figures.parse(time.monotonic(), [self._page(client) for client in self._clients])
+        pages = [self._page(client) for client in self._clients]
+        try:
+            figures = Figures.parse(time.monotonic(), pages)
+        except ValueError as error:
+            raise FiguresMissing(f"a page of metrics: what a gateway answers is none ({error!s:.80})") from error
         before, self._before = self._before, figures
         try:
             workers = self._workers.list()
@@ -67,13 +71,20 @@ class StackWatch:
         return with_backlog(seen, figures, self._prompts), workers
 
     def _page(self, client: httpx.Client) -> str:
+        """Raises FiguresMissing. It is read no further than it may be long."""
+        content, end_s = bytearray(), time.monotonic() + _TIMEOUT_S
         try:
-            response = client.get("/metrics")
+            with client.stream("GET", "/metrics") as response:
+                if response.status_code != 200:
+                    raise FiguresMissing(f"{client.base_url}/metrics: status {response.status_code}")
+                for part in response.iter_bytes():
+                    content += part
+                    if len(content) > _MAX_PAGE_BYTES or time.monotonic() > end_s:
+                        bounds = f"{_MAX_PAGE_BYTES >> 20} MiB or {_TIMEOUT_S:g} s"
+                        raise FiguresMissing(f"{client.base_url}/metrics: takes more than {bounds}")
         except httpx.HTTPError as error:
             raise FiguresMissing(f"{client.base_url}: does not answer ({type(error).__name__})") from error
-        if response.status_code != 200 or len(response.content) > _MAX_PAGE_BYTES:
-            raise FiguresMissing(f"{client.base_url}/metrics: status {response.status_code}")
-        return response.text
+        return content.decode(errors="replace")
 
     def _measure(self, figures: Figures, counts: Mapping[Role, PoolCount]) -> None:
         """Raises FiguresMissing until workers of both roles have measured their steps."""
