@@ -1,4 +1,4 @@
-"""What an autoscaler was told it is told for as long as a worker takes to start: one that still loads, or restarts, is not
+"""What an autoscaler was told it is told for as long as a worker takes to start: one that loads or restarts is not
 seen, and a number without it would end it.
 """
 
