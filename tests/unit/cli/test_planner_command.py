@@ -2,20 +2,21 @@
 
 import json
 import math
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import ClassVar
 
+import httpx
 import pytest
-from prometheus_client import generate_latest
-from prometheus_client.registry import CollectorRegistry
 from tests.guard import documents
 from tests.guard.sources import ROOT
 from typer.testing import CliRunner
 
 from weir.cli.app import app
+from weir.cli.planner import page_server
 from weir.cli.planner.capacity import MeasuredCapacity, measured_profile
 from weir.cli.planner.figures import Distribution, Figures, FiguresMissing, observation_of, with_backlog
 from weir.cli.planner.page import FIGURES, DecisionLog, PlannerPage
@@ -24,6 +25,7 @@ from weir.core.cost import StepCost
 from weir.planner.capacity import Prediction
 from weir.planner.decision import Decision, PoolDecision, Reason, Switch
 from weir.planner.observation import ExpectedLoad, PoolCount, Pools, Role
+from weir.runtime.metrics_port import MetricsPort
 from weir.scheduling.limits import CoreLimits
 from weir.sim.results.metrics import Slo
 from weir.sim.spec import PoolSpec
@@ -200,10 +202,24 @@ def test_a_decision_is_written_when_it_is_news_and_once_in_a_while() -> None:
 
 
 def scraped(page: PlannerPage) -> dict[str, float]:
-    registry = CollectorRegistry()
-    registry.register(page)
-    lines = [line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if line[:1] != "#"]
+    """By HTTP, as an autoscaler's Prometheus has it."""
+    port = MetricsPort(LOOPBACK, 0, page.families)
+    with page_server.served(port):
+        text = httpx.get(f"http://{LOOPBACK}:{port.port}/metrics", trust_env=False).text
+        found = (LOOPBACK, port.port)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(found, timeout=5):
+        pass
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#"]
     return {name: float(value) for name, value in lines}
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with served(OtherPage) as url:
+        port = url.rpartition(":")[2]
+        nobody = ("--gateway", url, "--scheduler", f"{LOOPBACK}:1", "--num-looks", "1")
+        shown = CliRunner().invoke(app, ["planner", "scale", "--metrics-port", port, *nobody])
+    assert shown.exit_code == 1
+    assert f"nothing can be served on {LOOPBACK}:{port}" in " ".join(shown.output.split())
 
 
 def test_an_old_decision_is_not_on_the_page() -> None:
@@ -235,6 +251,7 @@ def test_all_that_is_on_the_page_is_in_the_documents_and_nothing_else() -> None:
         (["--min-workers", "4,1", "--max-workers", "3,3"], "must not be below least"),
         (["--attainment", "1.5"], "target 1.5"),
         (["--profile", "nobody"], "nobody"),
+        (["scale"], "give its port by --metrics-port"),
     ],
 )
 def test_what_cannot_be_is_named(words: list[str], message: str) -> None:

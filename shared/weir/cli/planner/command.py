@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from weir.cli import EXIT_USAGE, options
-from weir.cli.console import fail, stdout
+from weir.cli.console import error_line, fail, stdout
 from weir.cli.scheduling import AdminKey, SchedulerAddress, find_schedulers
 
 if TYPE_CHECKING:
+    from weir.cli.planner.page import PlannerPage
     from weir.planner.observation import Pools
 
 Mode = Literal["advise", "switch", "scale"]
@@ -62,11 +64,13 @@ def planner(
     \b
     weir planner --ttft-ms 1000 --itl-ms 100
     weir planner switch --metrics-port 9464
-    weir planner scale --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051 --max-workers 8,24
+    weir planner scale --metrics-port 9464 --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051
     """
     from weir.planner.settings import PlannerSettings
     from weir.sim.profile import load_profile
 
+    if mode == "scale" and not metrics_port:
+        fail("scale says its numbers by a page of metrics alone; give its port by --metrics-port", code=EXIT_USAGE)
     try:
         settings = PlannerSettings(
             ttft_ms / 1e3,
@@ -94,6 +98,7 @@ def planner(
     from weir.cli.planner.page import DecisionLog, PlannerPage
     from weir.cli.planner.watch import StackWatch
     from weir.client.workers import WorkersClient
+    from weir.core.errors import Unavailable
     from weir.planner.planner import Planner
     from weir.scheduling.limits import CoreLimits
     from weir.sim.results.metrics import Slo
@@ -102,16 +107,17 @@ def planner(
     log = DecisionLog(_print_line, every_s=window_s, mode=mode)
     slo = Slo(ttft_s=settings.ttft_slo_s, tpot_s=settings.itl_slo_s)
     capacity = MeasuredCapacity(slo, CoreLimits())
-    _serve_page(page, metrics_host, metrics_port)
-    with WorkersClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as workers:
-        watch = StackWatch(urls, api_key, workers, capacity, slo, given)
-        loop = PlannerLoop(
-            watch, Planner(settings, capacity), page, log, workers if mode == "switch" else None, grace_s
-        )
+    with (
+        WorkersClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as workers,
+        closing(StackWatch(urls, api_key, workers, capacity, slo, given)) as watch,
+    ):
+        actor = workers if mode == "switch" else None
+        loop = PlannerLoop(watch, Planner(settings, capacity), page, log, actor, grace_s)
         try:
-            _run(loop.step, tick_s, num_looks)
-        finally:
-            watch.close()
+            with _served_page(page, metrics_host, metrics_port):
+                _run(loop.step, tick_s, num_looks)
+        except Unavailable as error:
+            fail(error_line(error))
 
 
 def _run(step: Callable[[], None], tick_s: float, num_looks: int) -> None:
@@ -138,16 +144,11 @@ def _print_line(line: str) -> None:
     stdout.out(line, highlight=False)
 
 
-def _serve_page(page: object, host: str, port: int) -> None:
+def _served_page(page: "PlannerPage", host: str, port: int) -> AbstractContextManager[None]:
     """Nothing without a port."""
     if not port:
-        return
-    from prometheus_client import start_http_server
-    from prometheus_client.registry import CollectorRegistry
+        return nullcontext()
+    from weir.cli.planner.page_server import served
+    from weir.runtime.metrics_port import MetricsPort
 
-    registry = CollectorRegistry()
-    registry.register(page)  # type: ignore[arg-type]
-    try:
-        start_http_server(port, host, registry)
-    except OSError as error:
-        fail(f"--metrics-port {port}: {error.strerror or error}")
+    return served(MetricsPort(host, port, page.families))
