@@ -88,7 +88,7 @@ class StackWatch:
 
     def _measure(self, figures: Figures, counts: Mapping[Role, PoolCount]) -> None:
         """Raises FiguresMissing until workers of both roles have measured their steps."""
-        specs = []
+        specs: dict[Role, PoolSpec] = {}
         num_pages = figures.try_gauge("weir_arena_pages")
         for role in ROLES:
             num = max(1, counts[role].serving + counts[role].draining)
@@ -104,8 +104,9 @@ class StackWatch:
                 profile = measured_profile(step, round(num_pages / max(1, counts["decode"].serving)))
             num_seqs = round(figures.gauge("weir_worker_max_sequences", role) / num)
             num_tokens = round(figures.gauge("weir_worker_max_batched_tokens", role) / num)
-            specs.append(PoolSpec(role, 1, profile, max(1, num_seqs), max(1, num_tokens), max(1, num_tokens)))
-        self._capacity.measure(*specs, max_tokens=figures.mean_max_tokens())
+            sizes = (max(1, num_seqs), max(1, num_tokens), max(1, num_tokens))
+            specs[role] = PoolSpec(role, 1, profile, *sizes)
+        self._capacity.measure(specs["prefill"], specs["decode"], max_tokens=figures.mean_max_tokens())
 
 
 def _count(workers: Sequence[WorkerView], role: Role) -> PoolCount:
