@@ -12,11 +12,10 @@ from dataclasses import replace
 
 from weir.planner.capacity import CapacityModel
 from weir.planner.decision import Decision, PoolDecision, Reason, Switch
-from weir.planner.kept_orders import KeptOrders
+from weir.planner.history import KeptOrders, Reversals
 from weir.planner.observation import ROLES, Observation, PoolCount, Role, Window, other_role
 from weir.planner.outlook import Outlook
 from weir.planner.pressure import Pressure
-from weir.planner.reversals import Reversals
 from weir.planner.settings import PlannerSettings
 
 _DWELL_SWITCHES = 10.0

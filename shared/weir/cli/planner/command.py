@@ -1,8 +1,8 @@
 """`weir planner`: the command, and its loop."""
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -98,7 +98,6 @@ def planner(
     from weir.cli.planner.page import DecisionLog, PlannerPage
     from weir.cli.planner.watch import StackWatch
     from weir.client.workers import WorkersClient
-    from weir.core.errors import Unavailable
     from weir.planner.planner import Planner
     from weir.scheduling.limits import CoreLimits
     from weir.sim.results.metrics import Slo
@@ -110,14 +109,11 @@ def planner(
     with (
         WorkersClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as workers,
         closing(StackWatch(urls, api_key, workers, capacity, slo, given)) as watch,
+        _served_page(page, metrics_host, metrics_port),
     ):
         actor = workers if mode == "switch" else None
         loop = PlannerLoop(watch, Planner(settings, capacity), page, log, actor, grace_s)
-        try:
-            with _served_page(page, metrics_host, metrics_port):
-                _run(loop.step, tick_s, num_looks)
-        except Unavailable as error:
-            fail(error_line(error))
+        _run(loop.step, tick_s, num_looks)
 
 
 def _run(step: Callable[[], None], tick_s: float, num_looks: int) -> None:
@@ -144,11 +140,15 @@ def _print_line(line: str) -> None:
     stdout.out(line, highlight=False)
 
 
-def _served_page(page: "PlannerPage", host: str, port: int) -> AbstractContextManager[None]:
-    """Nothing without a port."""
-    if not port:
-        return nullcontext()
+@contextmanager
+def _served_page(page: "PlannerPage", host: str, port: int) -> Iterator[None]:
+    """Nothing without a port. Ends the command where that cannot be had."""
     from weir.cli.planner.page_server import served
+    from weir.core.errors import Unavailable
     from weir.runtime.metrics_port import MetricsPort
 
-    return served(MetricsPort(host, port, page.families))
+    try:
+        with served(MetricsPort(host, port, page.families)) if port else nullcontext():
+            yield
+    except Unavailable as error:
+        fail(error_line(error))
