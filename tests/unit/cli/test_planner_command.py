@@ -112,6 +112,13 @@ def test_a_figure_that_is_missing_is_named(name: str) -> None:
         observation_of(figures(0.0, page(5)), figures(5.0, lacking), COUNTS, 1.0, 0.2)
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+def test_a_figure_that_is_no_number_is_missing(value: str) -> None:
+    odd = page(10).replace('weir_arena_pages{process="t"} 100', f'weir_arena_pages{{process="t"}} {value}')
+    with pytest.raises(FiguresMissing, match="weir_arena_pages"):
+        figures(0.0, odd).gauge("weir_arena_pages")
+
+
 def test_without_a_scheduler_the_backlog_is_missing() -> None:
     now = figures(
         5.0, "\n".join(line for line in page(10).splitlines() if "weir_scheduler_requests_queued" not in line)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from weir.core.cost import StepCost
 from weir.planner.observation import MAX_LENGTHS, Observation, PoolCount, Role
@@ -28,11 +29,11 @@ class Figures:
 
     @classmethod
     def parse(cls, at_s: float, pages: Iterable[str]) -> "Figures":
-        """Raises ValueError for what is no page of metrics."""
+        """What is not finite is not there. Raises ValueError for what is no page of metrics."""
         series: dict[str, dict[Labels, float]] = {}
         for page in pages:
             for family in text_string_to_metric_families(page):
-                for sample in family.samples:
+                for sample in filter(_is_finite, family.samples):
                     series.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
         return cls(at_s, series)
 
@@ -77,6 +78,10 @@ class Figures:
         if not all(name in by_name for name in names):
             return None
         return StepCost(*(max(0.0, sum(by_name[name]) / len(by_name[name])) for name in names))
+
+
+def _is_finite(sample: Sample) -> bool:
+    return math.isfinite(sample.value)
 
 
 @dataclass(frozen=True, slots=True)
