@@ -1,5 +1,6 @@
 """compose/compose.yaml says what the programs understand, and keeps what the arena needs."""
 
+import asyncio
 import importlib
 import importlib.util
 import re
@@ -13,7 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from weir.core.addresses import LOOPBACK
 from weir.runtime.config import ServiceConfig, read_config
+from weir.runtime.metrics_port import MetricsPort
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
 from weir.worker.roles.kinds import KINDS
@@ -232,3 +235,21 @@ def test_the_probe_tells_ready_from_starting_from_absent(healthcheck: ModuleType
     is_serving, said = healthcheck.probe(address, "weir.v1.Worker")
     assert not is_serving
     assert said.startswith("UNAVAILABLE")
+
+
+async def test_a_probe_by_http_asks_the_process_and_no_proxy(
+    healthcheck: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    is_ready = False
+    port = MetricsPort(LOOPBACK, 0, None, is_ready=lambda: is_ready)
+    await port.start()
+    try:
+        url = f"http://{LOOPBACK}:{port.port}/ready"
+        assert await asyncio.to_thread(healthcheck.probe_http, url) == (False, "503")
+        is_ready = True
+        assert await asyncio.to_thread(healthcheck.probe_http, url) == (True, "200")
+    finally:
+        await port.stop()

@@ -112,8 +112,6 @@ def _host(words: list[str], environ: Mapping[str, str], objects: Objects) -> Com
 
 def _ports_of(spec: ProcessSpec) -> dict[str, int]:
     flags = dict(zip(spec.command, spec.command[1:], strict=False))
-    if spec.role == "transfer" and flags["--device"] == "cuda":
-        return {}  # pages of a GPU do not pass between hosts yet
     if spec.role == "transfer":
         return {"pages": _port(flags["--pages-listen"]), "page-streams": int(flags["--page-streams-port"])}
     return {spec.name: _port(flags["--listen"])}

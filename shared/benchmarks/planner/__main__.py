@@ -19,7 +19,7 @@ from weir.cli import EXIT_USAGE
 from weir.cli.console import fail
 
 Results = dict[str, list[dict[str, ArmOutcome]]]
-"""ExpectedLoad -> seed -> arm."""
+"""Name of the load -> seed -> arm."""
 
 
 def planner(

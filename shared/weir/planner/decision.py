@@ -25,6 +25,8 @@ class Reason(StrEnum):
     """It gives a worker to the other pool."""
     PENDING = "pending"
     """An earlier change of the pool is not done yet."""
+    KEPT = "kept"
+    """So many were wanted within a start time, and what was ordered, or restarts, is not seen."""
     OSCILLATING = "oscillating"
     """It would go down, and has gone up and down too often lately."""
     STATIC = "static"

@@ -99,8 +99,12 @@ class ExpectedLoad:
     cached_share: float = 0.0
 
     @property
+    def mean_prompt_tokens(self) -> float:
+        return sum(self.prompt_lengths) / max(1, len(self.prompt_lengths))
+
+    @property
     def mean_uncached_tokens(self) -> float:
-        return (1 - self.cached_share) * sum(self.prompt_lengths) / max(1, len(self.prompt_lengths))
+        return (1 - self.cached_share) * self.mean_prompt_tokens
 
     @property
     def mean_output_tokens(self) -> float:

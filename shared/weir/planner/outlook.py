@@ -37,6 +37,7 @@ class Outlook:
     def look(self, window: Window, seen: Observation) -> None:
         """When it is time, or more comes than was expected. `seen` is the newest of the window."""
         at_s, pools = seen.at_s, seen.pools
+        self._forget_changed(pools)
         self._trend.add(at_s, window.rate_a_s)
         is_outgrown = self.load is not None and window.rate_a_s > _OUTGROWN * self.load.rate_a_s
         if at_s - self._looked_at_s < self._settings.floor_every_s and not is_outgrown:
@@ -76,14 +77,18 @@ class Outlook:
         assert self.load is not None, "only after a look"
         heavier = replace(self.load, rate_a_s=self.load.rate_a_s * self._settings.down_factor)
         for role in ROLES:
-            if self._spare_pools is not None and self._spare_pools.of(role) != pools.of(role):
-                self._spare_since_s[role] = None
             fewer = pools.plus(role, -1)
             can_go = fewer.of(role) >= self._settings.least.of(role)
             if not (can_go and self._capacity.predict(heavier, fewer).attainment >= self._settings.target):
                 self._spare_since_s[role] = None
             elif self._spare_since_s[role] is None:
                 self._spare_since_s[role] = at_s
+
+    def _forget_changed(self, pools: Pools) -> None:
+        """At every look, whoever changed them: the next worker to spare has to show anew."""
+        for role in ROLES:
+            if self._spare_pools is not None and self._spare_pools.of(role) != pools.of(role):
+                self.forget_spare(role)
         self._spare_pools = pools
 
     def _judge_model(self, load: ExpectedLoad, window: Window, pools: Pools) -> None:

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from weir.planner.capacity import CapacityModel
 from weir.planner.decision import Decision, PoolDecision, Reason, Switch
+from weir.planner.history import KeptOrders, Reversals
 from weir.planner.observation import ROLES, Observation, PoolCount, Role, Window, other_role
 from weir.planner.outlook import Outlook
 from weir.planner.pressure import Pressure
-from weir.planner.reversals import Reversals
 from weir.planner.settings import PlannerSettings
 
 _DWELL_SWITCHES = 10.0
@@ -31,6 +31,7 @@ class Planner:
         self._window = Window(settings.window_s)
         self._outlook = Outlook(settings, capacity)
         self._pressure = Pressure(settings, capacity)
+        self._orders = {role: KeptOrders(settings.start_s) for role in ROLES} if settings.keeps_orders else {}
         self._reversals = {role: Reversals(settings) for role in ROLES}
         self._begun: dict[Role, tuple[float, int]] = {}
         """When, and how many workers of the pool there were to be then, seen since it was begun."""
@@ -47,6 +48,8 @@ class Planner:
             return None
         self._outlook.look(self._window, seen)
         wishes = {role: self._wish(role, seen) for role in ROLES}
+        for role, orders in self._orders.items():
+            wishes[role] = orders.kept(seen.at_s, wishes[role])
         switch = self._try_switch(wishes, seen)
         for role in ROLES:
             self._reversals[role].note(seen.at_s, wishes[role].delta)

@@ -31,6 +31,8 @@ class PlannerSettings:
     switch_s: float = 3.0
     """From the end of a worker's drain until it serves in the other role, before any switch was measured."""
     may_switch: bool = True
+    keeps_orders: bool = False
+    """Others go by `wanted` and start workers that are not seen: for a start time it falls only for one to spare."""
     floor_every_s: float = 60.0
     num_ticks: int = 3
     """So many in a row must show pressure before the fast loop acts."""

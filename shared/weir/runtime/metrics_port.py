@@ -10,16 +10,15 @@ connection, heads of bounded size and time, few connections at once: what a scra
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
 import httptools
 
 from weir.core.errors import Unavailable
-from weir.telemetry.described import Described, families_of
 from weir.telemetry.exposition import Page, is_openmetrics, render
-from weir.telemetry.families import gathered
+from weir.telemetry.families import Family, gathered
 from weir.telemetry.page_cache import PageCache
 
 _log = logging.getLogger(__name__)
@@ -57,22 +56,22 @@ class PortBounds:
 
 
 class MetricsPort:
-    """Serves from `start` to `stop`. `describe` and `is_ready` are called in the event loop."""
+    """Serves from `start` to `stop`. `families` and `is_ready` are called in the event loop."""
 
     def __init__(
         self,
         host: str,
         port: int,
-        describe: Callable[[], Described] | None,
+        families: Callable[[], Sequence[Family]] | None,
         bounds: PortBounds = PortBounds(),
         *,
         is_ready: Callable[[], bool] = lambda: True,
         setting: str = "metrics_port",
     ) -> None:
-        """`describe`: None: it has no page of figures. `setting`: that names the port."""
+        """`families`: of the page as it is now; None: it has no page of figures. `setting`: that names the port."""
         self._host = host
         self._port = port
-        self._describe = describe
+        self._families = families
         self._is_ready = is_ready
         self._setting = setting
         self._bounds = bounds
@@ -121,8 +120,8 @@ class MetricsPort:
         if status is HTTPStatus.OK:
             status = self._status_of(path)
         page = Page(f"{status.value} {status.phrase}\n".encode(), "text/plain; charset=utf-8")
-        if status is HTTPStatus.OK and path == _METRICS and self._describe is not None:
-            page = await self._page(self._describe, accept)
+        if status is HTTPStatus.OK and path == _METRICS and self._families is not None:
+            page = await self._page(self._families, accept)
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {page.content_type}\r\n"
         head += f"Content-Length: {len(page.content)}\r\nConnection: close\r\n\r\n"
         async with asyncio.timeout(self._bounds.send_timeout_s):
@@ -133,14 +132,14 @@ class MetricsPort:
     def _status_of(self, path: bytes) -> HTTPStatus:
         if path == _READY and not self._is_ready():
             return HTTPStatus.SERVICE_UNAVAILABLE
-        is_known = path in (_LIVE, _READY) or (path == _METRICS and self._describe is not None)
+        is_known = path in (_LIVE, _READY) or (path == _METRICS and self._families is not None)
         return HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND
 
-    async def _page(self, describe: Callable[[], Described], accept: str) -> Page:
+    async def _page(self, families: Callable[[], Sequence[Family]], accept: str) -> Page:
         as_openmetrics = is_openmetrics(accept)
 
         async def make() -> Page:
-            return await render(gathered(families_of(describe())), as_openmetrics=as_openmetrics)
+            return await render(gathered(families()), as_openmetrics=as_openmetrics)
 
         return await self._pages.page(as_openmetrics, make)
 

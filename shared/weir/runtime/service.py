@@ -46,6 +46,7 @@ from weir.runtime.otlp_metrics import MetricsExport, metrics_endpoint
 from weir.runtime.process_tuning import find_shortage, raise_descriptor_limit, spare_what_is_there
 from weir.runtime.telemetry import setup_tracing, shutdown_tracing
 from weir.runtime.tls import ProcessTls
+from weir.telemetry.described import families_of
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 __all__ = ["Component", "Description", "ServiceContext", "run_service"]
@@ -254,7 +255,10 @@ class _Service(Generic[_ConfigT]):
         """Raises Unavailable, ConfigError."""
         if self._config.metrics_port:
             port = MetricsPort(
-                self._config.metrics_host, self._config.metrics_port, self._admin.figures, is_ready=self._is_serving
+                self._config.metrics_host,
+                self._config.metrics_port,
+                lambda: families_of(self._admin.figures()),
+                is_ready=self._is_serving,
             )
             await port.start()
             self._metrics_port = port

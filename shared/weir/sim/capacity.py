@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from weir.scheduling.limits import CoreLimits
 from weir.sim.planning import PoolSizes, search_upward
 from weir.sim.results.metrics import Estimate, Slo, Slos, summarize
 from weir.sim.simulator import simulate
-from weir.sim.spec import SystemSpec
+from weir.sim.spec import PoolSpec, SystemSpec
 from weir.sim.workloads.workload import Lengths, Workload, draw, poisson
 
 _MAX_REMEMBERED = 4096
@@ -23,6 +23,8 @@ _MOST_BUSY = 0.9
 """Of the time: workers that are busier keep nobody's SLO for long, whatever a short simulation says."""
 _NO_HELP = 0.01
 """Of the attainment: for less no worker is started."""
+_LEAST_COMPUTED = 0.01
+"""Of a prompt: its last token is computed however much of it is cached."""
 _HOPELESS = Prediction(0.0, math.inf, math.inf)
 
 
@@ -37,7 +39,8 @@ class CapacitySpec:
     max_steps: int = 8
     """Of one search, each two simulations at most; what it has reached then is a floor already."""
     max_tokens: int = 0
-    """What each request asks for at most; 0: the longest answer of the load."""
+    """What each request asks for at most, where a worker has room for so many; never less than the longest answer of
+    the load."""
 
 
 class SimCapacity:
@@ -99,7 +102,7 @@ class SimCapacity:
         """By the law of Little: fewer would be busier than workers may be."""
         prompt_s = sum(map(self._prompt_s, load.prompt_lengths)) / len(load.prompt_lengths) * (1 - load.cached_share)
         step, num_seqs = self._decode.profile.step, self._decode.max_num_seqs
-        context = load.mean_uncached_tokens + load.mean_output_tokens / 2
+        context = load.mean_prompt_tokens + load.mean_output_tokens / 2
         step_ms = step.step_ms((), num_seqs, round(num_seqs * context))
         num_running = rate_a_s * load.mean_output_tokens * step_ms / 1e3
         return Pools(
@@ -117,9 +120,8 @@ class SimCapacity:
         if not load.rate_a_s > 0 or not load.prompt_lengths or not load.output_lengths:
             return 0.0, ()
         rate = math.ceil(math.log(load.rate_a_s, _RATE_STEP) - 1e-9)
-        prompt = round(math.log(max(1.0, load.mean_uncached_tokens), _LENGTH_STEP))
-        output = round(math.log(max(1.0, load.mean_output_tokens), _LENGTH_STEP))
-        return _RATE_STEP**rate, (rate, prompt, output)
+        means = (load.mean_prompt_tokens, load.mean_uncached_tokens, load.mean_output_tokens)
+        return _RATE_STEP**rate, (rate, *(round(math.log(max(1.0, mean), _LENGTH_STEP)) for mean in means))
 
     def _simulated(self, load: ExpectedLoad, rate_a_s: float, key: tuple[object, ...], pools: Pools) -> Prediction:
         """Warm-up left out, as everywhere."""
@@ -130,6 +132,7 @@ class SimCapacity:
             if len(self._workloads) > _MAX_REMEMBERED // 16:
                 self._workloads.popitem(last=False)
         system = self._spec.system(PoolSizes(pools.prefill, pools.decode))
+        system = replace(system, pools=tuple(_with_cache(pool, load.cached_share) for pool in system.pools))
         result = simulate(system, workload, limits=self._spec.limits)
         summary = summarize(result, Slos(self._spec.slo))
         if not summary.num_finished:
@@ -143,9 +146,29 @@ class SimCapacity:
         prompts = source.choice(np.array(load.prompt_lengths), num)
         outputs = source.choice(np.array(load.output_lengths), num)
         lengths = [
-            Lengths(max(1, round(prompt * (1 - load.cached_share))), max(1, output))
+            Lengths(max(1, prompt), max(1, output))
             for prompt, output in zip(prompts.tolist(), outputs.tolist(), strict=True)
         ]
         times = poisson(rate_a_s, num, source)
-        asked = max(self._spec.max_tokens, *(pair.num_output_tokens for pair in lengths))
+        room = self._decode.max_context_tokens - max(pair.num_prompt_tokens for pair in lengths)
+        asked = max(min(self._spec.max_tokens, room), *(pair.num_output_tokens for pair in lengths))
         return draw(lengths, times, source, name="expected", max_tokens=asked)
+
+
+def _with_cache(pool: PoolSpec, share: float) -> PoolSpec:
+    """Its prefill workers find that share of each prompt cached: they compute the rest, which attends to all of it."""
+    left = max(_LEAST_COMPUTED, 1 - share)
+    if pool.role != "prefill" or left == 1:
+        return pool
+    step = pool.profile.step
+    step = replace(
+        step,
+        prefill_token_ms=step.prefill_token_ms * left,
+        prefill_pair_ms=step.prefill_pair_ms * left * (2 - left),
+    )
+    return replace(
+        pool,
+        profile=replace(pool.profile, step=step),
+        max_num_batched_tokens=round(pool.max_num_batched_tokens / left),
+        chunk_tokens=round(pool.chunk_tokens / left),
+    )

@@ -2,22 +2,30 @@
 
 import json
 import math
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import ClassVar
 
+import httpx
 import pytest
-from prometheus_client import generate_latest
-from prometheus_client.registry import CollectorRegistry
 from tests.guard import documents
 from tests.guard.sources import ROOT
 from typer.testing import CliRunner
 
 from weir.cli.app import app
+from weir.cli.planner import page_server
 from weir.cli.planner.capacity import MeasuredCapacity, measured_profile
 from weir.cli.planner.figures import Distribution, Figures, FiguresMissing, observation_of, with_backlog
 from weir.cli.planner.page import FIGURES, DecisionLog, PlannerPage
+from weir.core.addresses import LOOPBACK
 from weir.core.cost import StepCost
+from weir.planner.capacity import Prediction
 from weir.planner.decision import Decision, PoolDecision, Reason, Switch
-from weir.planner.observation import PoolCount, Role
+from weir.planner.observation import ExpectedLoad, PoolCount, Pools, Role
+from weir.runtime.metrics_port import MetricsPort
 from weir.scheduling.limits import CoreLimits
 from weir.sim.results.metrics import Slo
 from weir.sim.spec import PoolSpec
@@ -104,6 +112,13 @@ def test_a_figure_that_is_missing_is_named(name: str) -> None:
         observation_of(figures(0.0, page(5)), figures(5.0, lacking), COUNTS, 1.0, 0.2)
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+def test_a_figure_that_is_no_number_is_missing(value: str) -> None:
+    odd = page(10).replace('weir_arena_pages{process="t"} 100', f'weir_arena_pages{{process="t"}} {value}')
+    with pytest.raises(FiguresMissing, match="weir_arena_pages"):
+        figures(0.0, odd).gauge("weir_arena_pages")
+
+
 def test_without_a_scheduler_the_backlog_is_missing() -> None:
     now = figures(
         5.0, "\n".join(line for line in page(10).splitlines() if "weir_scheduler_requests_queued" not in line)
@@ -151,6 +166,28 @@ def test_a_capacity_is_measured_anew_when_steps_take_another_time() -> None:
     assert capacity.prefill_s(1024) > 1.5 * before
 
 
+def test_a_capacity_knows_what_requests_ask_for_at_most() -> None:
+    def predicted(max_tokens: int) -> Prediction:
+        profile = measured_profile(StepCost(5.0, 0.02, 1e-6, 0.01, 1e-4), 100)
+        pools = (PoolSpec("prefill", 1, profile, 8, 512, 512), PoolSpec("decode", 1, profile, 8, 512, 512))
+        capacity.measure(*pools, max_tokens=max_tokens)
+        return capacity.predict(ExpectedLoad(10.0, (100,), (20,)), Pools(1, 1))
+
+    capacity = MeasuredCapacity(Slo(ttft_s=1.0, tpot_s=0.1), CoreLimits())
+    few = predicted(20)
+    assert predicted(22) == few
+    assert predicted(1400).ttft_s > few.ttft_s, "pages are kept for what is asked for"
+
+
+def test_what_requests_ask_for_at_most_is_on_the_page() -> None:
+    asked = """
+vllm:request_params_max_tokens_sum{engine="0"} 900
+vllm:request_params_max_tokens_count{engine="0"} 3
+"""
+    assert figures(0.0, page(1), asked).mean_max_tokens() == 300
+    assert figures(0.0, page(1)).mean_max_tokens() == 0
+
+
 def decision(number: int = 1, wanted: int = 3, at_s: float = 10.0) -> Decision:
     prefill, decode = PoolDecision(wanted, 2, 3, Reason.FLOOR), PoolDecision(1, 2, 1, Reason.SWITCHED)
     switch = Switch("decode", "prefill")
@@ -172,10 +209,24 @@ def test_a_decision_is_written_when_it_is_news_and_once_in_a_while() -> None:
 
 
 def scraped(page: PlannerPage) -> dict[str, float]:
-    registry = CollectorRegistry()
-    registry.register(page)
-    lines = [line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if line[:1] != "#"]
+    """By HTTP, as an autoscaler's Prometheus has it."""
+    port = MetricsPort(LOOPBACK, 0, page.families)
+    with page_server.served(port):
+        text = httpx.get(f"http://{LOOPBACK}:{port.port}/metrics", trust_env=False).text
+        found = (LOOPBACK, port.port)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(found, timeout=5):
+        pass
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#"]
     return {name: float(value) for name, value in lines}
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with served(OtherPage) as url:
+        port = url.rpartition(":")[2]
+        nobody = ("--gateway", url, "--scheduler", f"{LOOPBACK}:1", "--num-looks", "1")
+        shown = CliRunner().invoke(app, ["planner", "scale", "--metrics-port", port, *nobody])
+    assert shown.exit_code == 1
+    assert f"nothing can be served on {LOOPBACK}:{port}" in " ".join(shown.output.split())
 
 
 def test_an_old_decision_is_not_on_the_page() -> None:
@@ -207,9 +258,81 @@ def test_all_that_is_on_the_page_is_in_the_documents_and_nothing_else() -> None:
         (["--min-workers", "4,1", "--max-workers", "3,3"], "must not be below least"),
         (["--attainment", "1.5"], "target 1.5"),
         (["--profile", "nobody"], "nobody"),
+        (["scale"], "give its port by --metrics-port"),
     ],
 )
 def test_what_cannot_be_is_named(words: list[str], message: str) -> None:
     shown = CliRunner().invoke(app, ["planner", *words])
     assert shown.exit_code == 2
     assert message in " ".join(shown.output.split())
+
+
+class KeyedPage(BaseHTTPRequestHandler):
+    """A gateway's page that a tenant's key opens, and an operator's does not."""
+
+    def do_GET(self) -> None:
+        is_known = self.headers["Authorization"] == "Bearer tenant"
+        self.send_response(200 if is_known else 401)
+        self.end_headers()
+        self.wfile.write(page(10).encode() if is_known else b"")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        """Nothing."""
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """URL of a gateway's HTTP port."""
+    with ThreadingHTTPServer((LOOPBACK, 0), handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://{LOOPBACK}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def missing(url: str, *words: str) -> str:
+    """What one look does not find, beside a scheduler that is not there."""
+    nobody = ("--scheduler", f"{LOOPBACK}:1", "--num-looks", "1", "--tick-s", "0.2")
+    shown = CliRunner().invoke(app, ["planner", "--gateway", url, *nobody, *words])
+    assert shown.exit_code == 0, shown.output
+    [told] = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert told["event"] == "missing"
+    return str(told["figure"])
+
+
+def test_pages_are_read_with_a_tenants_key_and_workers_with_an_operators() -> None:
+    with served(KeyedPage) as url:
+        assert missing(url, "--admin-key", "operator") == f"{url}/metrics: status 401"
+        assert missing(url, "--admin-key", "operator", "--api-key", "tenant").startswith("the workers: ")
+
+
+class OtherPage(KeyedPage):
+    """What no gateway answers: text, or more than fits."""
+
+    content: ClassVar[bytes] = b"<html>It works!</html>"
+    num_times: ClassVar[int] = 1
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with suppress(ConnectionError):  # the client has had enough
+            for _ in range(self.num_times):
+                self.wfile.write(self.content)
+
+
+class EndlessPage(OtherPage):
+    content = b"# " + b"x" * (1 << 20) + b"\n"
+    num_times = 10_000
+
+
+def test_what_is_no_page_of_metrics_is_told_and_is_no_end() -> None:
+    with served(OtherPage) as url:
+        assert missing(url).startswith("a page of metrics: what a gateway answers is none")
+
+
+def test_a_page_is_read_no_further_than_it_may_be_long() -> None:
+    with served(EndlessPage) as url:
+        assert missing(url) == f"{url}/metrics: takes more than 16 MiB or 5 s"

@@ -69,12 +69,14 @@ def calm(at_s: float, pools: Pools = TWO_EACH, rate_a_s: float = 1.0) -> Observa
 
 @dataclass(slots=True)
 class World:
-    """Workers that start late, drain, and switch, under a load; `obeys`: somebody does what is decided."""
+    """Workers that start late, drain, and switch, under a load; `obeys`: somebody does what is decided; `tells`: and
+    says that it was begun, as an autoscaler does not."""
 
     planner: Planner
     rate_a_s: Callable[[float], float]
     pools: Pools = TWO_EACH
     obeys: bool = True
+    tells: bool = True
     drain_s: float = 10.0
     decisions: list[Decision] = field(default_factory=list)
     seen: list[Observation] = field(default_factory=list)
@@ -99,7 +101,8 @@ class World:
                 continue
             self.decisions.append(decision)
             if self.obeys and decision.is_change:
-                self.planner.begun(decision)
+                if self.tells:
+                    self.planner.begun(decision)
                 self._obey(decision)
 
     def _move(self, at_s: float) -> None:

@@ -15,6 +15,7 @@ from weir.planner.planner import Planner
 from weir.planner.settings import PlannerSettings
 
 NO_SWITCH = replace(SETTINGS, may_switch=False)
+KEEPING = replace(NO_SWITCH, keeps_orders=True)
 
 
 def planner_of(settings: PlannerSettings = NO_SWITCH, capacity: FormulaCapacity | None = None) -> Planner:
@@ -109,8 +110,37 @@ def test_a_load_that_does_not_change_ends_in_pools_that_do_not(
     assert sum(final) <= sum(load) + 3, f"{final} for {load}"
 
 
-def test_one_worker_less_must_hold_the_slo_for_five_minutes() -> None:
-    world = World(planner_of(), lambda at_s: 1.0, Pools(4, 1))
+def test_a_number_for_an_autoscaler_does_not_fall_while_what_was_ordered_may_load() -> None:
+    planner = planner_of(KEEPING)
+    at_s = after_a_calm_minute(planner)
+    [ordered] = decisions_of(planner, *ticks(at_s, 3, num_backlog_tokens=9999.0))[2:]
+    assert (ordered.prefill.wanted, ordered.prefill.reason) == (3, Reason.BACKLOG)
+    calm_again = decisions_of(planner, *ticks(at_s + 15, 13))
+    assert [one.prefill.wanted for one in calm_again] == [3] * 11 + [2] * 2
+    assert {one.prefill.reason for one in calm_again} == {Reason.KEPT, Reason.HOLD}
+    assert {one.decode.wanted for one in calm_again} == {2}
+
+
+def test_a_worker_that_restarts_is_still_wanted() -> None:
+    planner = planner_of(KEEPING)
+    at_s = after_a_calm_minute(planner)
+    gone = decisions_of(planner, *ticks(at_s, 5, decode=PoolCount(1)))
+    assert {one.decode.wanted for one in gone} == {2}
+    back = decisions_of(planner, *ticks(at_s + 25, 30))
+    assert {(one.decode.wanted, one.decode.delta) for one in back} == {(2, 0)}
+
+
+def test_a_worker_to_spare_is_not_kept() -> None:
+    world = World(planner_of(KEEPING), lambda at_s: 1.0, Pools(4, 1), tells=False)
+    world.run(1300.0)
+    wanted = [one.prefill.wanted for one in world.decisions]
+    assert sorted(set(wanted), reverse=True) == [4, 3, 2, 1]
+    assert wanted == sorted(wanted, reverse=True)
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["begun", "scaled by others"])
+def test_one_worker_less_must_hold_the_slo_for_five_minutes(tells: bool) -> None:
+    world = World(planner_of(), lambda at_s: 1.0, Pools(4, 1), tells=tells, drain_s=0.1)
     world.run(1300.0)
     downs = [one.at_s for one in world.decisions if one.prefill.delta < 0]
     assert len(downs) == 3

@@ -12,7 +12,8 @@ from weir.core.addresses import LOOPBACK
 from weir.core.errors import Unavailable
 from weir.runtime.metrics_port import MetricsPort, PortBounds
 from weir.telemetry.catalog.histograms import HAND_OFF
-from weir.telemetry.described import Described, HistogramFigure
+from weir.telemetry.described import Described, HistogramFigure, families_of
+from weir.telemetry.families import Family
 from weir.telemetry.histogram import Histogram
 
 
@@ -23,9 +24,13 @@ def described() -> Described:
     return Described("prefill", "prefill-0-aa", {"steps_total": 4.0, "num_running": 2.0}, figures)
 
 
+def families() -> list[Family]:
+    return families_of(described())
+
+
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    served = MetricsPort(LOOPBACK, 0, described)
+    served = MetricsPort(LOOPBACK, 0, families)
     await served.start()
     yield served.port
     await served.stop()
@@ -90,7 +95,7 @@ async def test_probes_are_told_that_it_lives_and_whether_it_serves() -> None:
 
 async def test_a_port_in_use_is_named(port: int) -> None:
     with pytest.raises(Unavailable, match=rf"nothing can be served on {LOOPBACK}:{port} .*--metrics-port"):
-        await MetricsPort(LOOPBACK, port, described).start()
+        await MetricsPort(LOOPBACK, port, families).start()
 
 
 NUM_LARGE_BYTES = 32 << 20
@@ -103,7 +108,7 @@ def large() -> Described:
 
 @asynccontextmanager
 async def bounded(bounds: PortBounds) -> AsyncIterator[MetricsPort]:
-    served = MetricsPort(LOOPBACK, 0, large, bounds)
+    served = MetricsPort(LOOPBACK, 0, lambda: families_of(large()), bounds)
     await served.start()
     try:
         async with asyncio.timeout(30):

@@ -8,6 +8,7 @@ import pytest
 
 from weir.runtime.config import ConfigError, resolve_config
 from weir.runtime.stack.config import StackConfig
+from weir.runtime.stack.host import HostConfig
 from weir.runtime.stack.instances import hold_metrics_ports, more_gateways
 from weir.runtime.stack.plan import GatewayPorts, num_services, plan_stack
 
@@ -58,6 +59,13 @@ def test_each_process_but_nats_has_a_port_for_its_metrics(tmp_path: Path) -> Non
         port = spec.command[spec.command.index("--metrics-port") + 1]
         assert spec.metrics_url == f"http://127.0.0.1:{port}/metrics"
     assert not any(str(port) in where for where in plan.endpoints.values() for port in ports)
+
+
+def test_pages_of_metrics_have_ports_that_there_are() -> None:
+    config = HostConfig(instance="a", nats="nats://n:1", address="10.0.0.2", insecure_listen=True, metrics_port=65_534)
+    message = "metrics_port 65534: must be at most 65533, for 3 processes have one each"
+    with ExitStack() as held, pytest.raises(ValueError, match=message):
+        hold_metrics_ports(num_services(config), held, config)
 
 
 def test_a_plan_without_such_ports_has_no_such_pages(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.sim.loads import PROFILE
 
+from weir.core.cost import StepCost
 from weir.planner.observation import ExpectedLoad, Pools
 from weir.scheduling.limits import CoreLimits
 from weir.sim.capacity import CapacitySpec, SimCapacity
@@ -44,6 +45,33 @@ def test_prompts_that_are_cached_cost_less(capacity: SimCapacity) -> None:
     load = ExpectedLoad(20.0, (4000,), (10,))
     cached = capacity.least_pools(replace(load, cached_share=0.8), 0.95, MOST)
     assert cached.prefill < capacity.least_pools(load, 0.95, MOST).prefill
+
+
+def test_answers_read_the_whole_prompt_however_much_of_it_was_cached() -> None:
+    """Decode steps whose time is that of their context."""
+    profile = replace(PROFILE, step=StepCost(1.0, 0.001, 0.0, 0.0, 1e-3))
+
+    def slow(sizes: PoolSizes) -> SystemSpec:
+        link = LinkSpec(1000.0)
+        return SystemSpec.split(sizes.num_prefill, sizes.num_decode, profile, link=link, max_num_seqs=4)
+
+    capacity = SimCapacity(CapacitySpec(slow, Slo(ttft_s=5.0, tpot_s=0.1), CoreLimits(), num_requests=80))
+    load = ExpectedLoad(12.0, (2000,), (60,))
+    whole = capacity.least_pools(load, 0.95, MOST)
+    assert whole.decode > 1
+    assert capacity.least_pools(replace(load, cached_share=0.9), 0.95, MOST).decode == whole.decode
+    one_each = [capacity.predict(replace(load, rate_a_s=0.1, cached_share=share), Pools(1, 1)) for share in (0.0, 0.9)]
+    assert one_each[1].itl_s == pytest.approx(one_each[0].itl_s, rel=0.01)
+    assert one_each[1].ttft_s < one_each[0].ttft_s
+
+
+def test_more_pages_are_kept_for_requests_that_ask_for_more() -> None:
+    slo, load = Slo(ttft_s=0.5, tpot_s=0.1), ExpectedLoad(20.0, (500,), (60,))
+    pools = [
+        SimCapacity(CapacitySpec(system, slo, CoreLimits(), num_requests=80, max_tokens=num)).predict(load, Pools(2, 3))
+        for num in (0, 10**6)
+    ]
+    assert pools[1].ttft_s > 1.2 * pools[0].ttft_s
 
 
 def test_the_same_question_is_simulated_once(capacity: SimCapacity) -> None:

@@ -32,14 +32,17 @@ class MeasuredCapacity:
         self._slo = slo
         self._limits = limits
         self._workers: tuple[PoolSpec, PoolSpec] | None = None
+        self._max_tokens = 0
         self._model: SimCapacity | None = None
 
-    def measure(self, prefill: PoolSpec, decode: PoolSpec) -> None:
-        """One worker of each; what is about the same as before changes nothing."""
-        if self._workers is not None and not any(map(_is_news, self._workers, (prefill, decode))):
+    def measure(self, prefill: PoolSpec, decode: PoolSpec, max_tokens: int = 0) -> None:
+        """One worker of each, and what requests ask for at most; what is about the same as before changes nothing."""
+        is_asked_more = not 1 / _NEWS < (max_tokens + 1) / (self._max_tokens + 1) < _NEWS
+        if self._workers is not None and not is_asked_more and not any(map(_is_news, self._workers, (prefill, decode))):
             return
-        self._workers = (prefill, decode)
-        self._model = SimCapacity(CapacitySpec(_system_of(prefill, decode), self._slo, self._limits))
+        self._workers, self._max_tokens = (prefill, decode), max_tokens
+        system = _system_of(prefill, decode)
+        self._model = SimCapacity(CapacitySpec(system, self._slo, self._limits, max_tokens=max_tokens))
 
     @property
     def is_known(self) -> bool:

@@ -1,16 +1,18 @@
 """`weir planner`: the command, and its loop."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from weir.cli import EXIT_USAGE, options
-from weir.cli.console import fail, stdout
+from weir.cli.console import error_line, fail, stdout
 from weir.cli.scheduling import AdminKey, SchedulerAddress, find_schedulers
 
 if TYPE_CHECKING:
+    from weir.cli.planner.page import PlannerPage
     from weir.planner.observation import Pools
 
 Mode = Literal["advise", "switch", "scale"]
@@ -49,6 +51,7 @@ def planner(
         list[str] | None, typer.Option(help="http://HOST:PORT of a gateway; of each, where several.")
     ] = None,
     scheduler: SchedulerAddress = "",
+    api_key: options.ApiKey = "",
     admin_key: AdminKey = "",
     instance: options.Instance = "",
     grpc_port: options.InstancePort = None,
@@ -61,11 +64,13 @@ def planner(
     \b
     weir planner --ttft-ms 1000 --itl-ms 100
     weir planner switch --metrics-port 9464
-    weir planner scale --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051 --max-workers 8,24
+    weir planner scale --metrics-port 9464 --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051
     """
     from weir.planner.settings import PlannerSettings
     from weir.sim.profile import load_profile
 
+    if mode == "scale" and not metrics_port:
+        fail("scale says its numbers by a page of metrics alone; give its port by --metrics-port", code=EXIT_USAGE)
     try:
         settings = PlannerSettings(
             ttft_ms / 1e3,
@@ -81,11 +86,12 @@ def planner(
             down_after_s=down_after_s,
             dwell_s=dwell_s,
             may_switch=mode != "scale",
+            keeps_orders=mode == "scale",
         )
         given = load_profile(profile) if profile else None
     except ValueError as error:
         fail(str(error), code=EXIT_USAGE)
-    urls, key = options.find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
+    urls, _ = options.find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
     found = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
     from weir.cli.planner.capacity import MeasuredCapacity
     from weir.cli.planner.loop import PlannerLoop
@@ -100,16 +106,14 @@ def planner(
     log = DecisionLog(_print_line, every_s=window_s, mode=mode)
     slo = Slo(ttft_s=settings.ttft_slo_s, tpot_s=settings.itl_slo_s)
     capacity = MeasuredCapacity(slo, CoreLimits())
-    _serve_page(page, metrics_host, metrics_port)
-    with WorkersClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as workers:
-        watch = StackWatch(urls, key, workers, capacity, slo, given)
-        loop = PlannerLoop(
-            watch, Planner(settings, capacity), page, log, workers if mode == "switch" else None, grace_s
-        )
-        try:
-            _run(loop.step, tick_s, num_looks)
-        finally:
-            watch.close()
+    with (
+        WorkersClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as workers,
+        closing(StackWatch(urls, api_key, workers, capacity, slo, given)) as watch,
+        _served_page(page, metrics_host, metrics_port),
+    ):
+        actor = workers if mode == "switch" else None
+        loop = PlannerLoop(watch, Planner(settings, capacity), page, log, actor, grace_s)
+        _run(loop.step, tick_s, num_looks)
 
 
 def _run(step: Callable[[], None], tick_s: float, num_looks: int) -> None:
@@ -136,16 +140,15 @@ def _print_line(line: str) -> None:
     stdout.out(line, highlight=False)
 
 
-def _serve_page(page: object, host: str, port: int) -> None:
-    """Nothing without a port."""
-    if not port:
-        return
-    from prometheus_client import start_http_server
-    from prometheus_client.registry import CollectorRegistry
+@contextmanager
+def _served_page(page: "PlannerPage", host: str, port: int) -> Iterator[None]:
+    """Nothing without a port. Ends the command where that cannot be had."""
+    from weir.cli.planner.page_server import served
+    from weir.core.errors import Unavailable
+    from weir.runtime.metrics_port import MetricsPort
 
-    registry = CollectorRegistry()
-    registry.register(page)  # type: ignore[arg-type]
     try:
-        start_http_server(port, host, registry)
-    except OSError as error:
-        fail(f"--metrics-port {port}: {error.strerror or error}")
+        with served(MetricsPort(host, port, page.families)) if port else nullcontext():
+            yield
+    except Unavailable as error:
+        fail(error_line(error))

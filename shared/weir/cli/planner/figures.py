@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from weir.core.cost import StepCost
 from weir.planner.observation import MAX_LENGTHS, Observation, PoolCount, Role
@@ -28,11 +29,11 @@ class Figures:
 
     @classmethod
     def parse(cls, at_s: float, pages: Iterable[str]) -> "Figures":
-        """Raises ValueError for what is no page of metrics."""
+        """What is not finite is not there. Raises ValueError for what is no page of metrics."""
         series: dict[str, dict[Labels, float]] = {}
         for page in pages:
             for family in text_string_to_metric_families(page):
-                for sample in family.samples:
+                for sample in filter(_is_finite, family.samples):
                     series.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
         return cls(at_s, series)
 
@@ -61,6 +62,12 @@ class Figures:
     def total_grown(self, before: "Figures", name: str) -> float:
         return sum(self.grown(before, name).values())
 
+    def mean_max_tokens(self) -> int:
+        """That requests have asked for at most, so far; 0: no page says so."""
+        name = "vllm:request_params_max_tokens"
+        num = sum(self.series.get(f"{name}_count", {}).values())
+        return math.ceil(sum(self.series.get(f"{name}_sum", {}).values()) / num) if num else 0
+
     def step_cost(self, role: Role) -> StepCost | None:
         """The mean of the workers that have measured theirs; None: none of the role has."""
         by_name: dict[str, list[float]] = {}
@@ -71,6 +78,10 @@ class Figures:
         if not all(name in by_name for name in names):
             return None
         return StepCost(*(max(0.0, sum(by_name[name]) / len(by_name[name])) for name in names))
+
+
+def _is_finite(sample: Sample) -> bool:
+    return math.isfinite(sample.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from weir.planner.decision import Decision
 from weir.planner.observation import ROLES
+from weir.telemetry.families import Family, Kind, Sample
 
 _BY_ROLE: Mapping[str, tuple[str, str]] = {
     "weir_planner_wanted_workers": ("wanted", "Workers that there should be; what autoscalers ask for."),
@@ -37,8 +35,8 @@ FIGURES: Mapping[str, str] = {
 """All that is on the page."""
 
 
-class PlannerPage(Collector):
-    """An old decision is not shown: an autoscaler would go by it for ever."""
+class PlannerPage:
+    """May be read in another thread. An old decision is not shown: an autoscaler would go by it for ever."""
 
     def __init__(self, max_age_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._max_age_s = max_age_s
@@ -54,22 +52,23 @@ class PlannerPage(Collector):
         """One of the counters, by its name without `weir_planner_`."""
         self._counts[f"weir_planner_{what}"] += 1
 
-    def collect(self) -> Iterator[Metric]:
+    def families(self) -> list[Family]:
+        return list(self._families())
+
+    def _families(self) -> Iterator[Family]:
         for name, number in self._counts.items():
-            yield CounterMetricFamily(name, _COUNTED[name], value=number)
+            yield Family(f"{name}_total", Kind.COUNTER, _COUNTED[name], (Sample(number),))
         newest = self._newest
         if newest is None or self._now_s() - newest[0] > self._max_age_s:
             return
         decision = newest[1]
         for name, (attribute, text) in _BY_ROLE.items():
-            family = GaugeMetricFamily(name, text, labels=["role"])
-            for role in ROLES:
-                family.add_metric([role], getattr(decision.of(role), attribute))
-            yield family
+            samples = tuple(Sample(getattr(decision.of(role), attribute), (("role", role),)) for role in ROLES)
+            yield Family(name, Kind.GAUGE, text, samples)
         for name, (attribute, text) in _OF_DECISIONS.items():
             value = float(getattr(decision, attribute))
             if not math.isnan(value):
-                yield GaugeMetricFamily(name, text, value=value)
+                yield Family(name, Kind.GAUGE, text, (Sample(value),))
 
 
 class DecisionLog:

@@ -25,14 +25,15 @@ class StackWatch:
     def __init__(
         self,
         urls: Sequence[str],
-        admin_key: str,
+        api_key: str,
         workers: WorkersClient,
         capacity: MeasuredCapacity,
         slo: Slo,
         profile: CostProfile | None,
     ) -> None:
-        """`profile`: of each worker; None: what they have measured themselves."""
-        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        """`api_key`: a tenant's, that gateways ask of who reads their pages. `profile`: of each worker; None: what they
+        have measured themselves."""
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._clients = [httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S) for url in urls]
         self._workers = workers
         self._capacity = capacity
@@ -47,7 +48,11 @@ class StackWatch:
 
     def look(self) -> tuple[Observation, list[WorkerView]] | None:
         """None at the first look. Raises FiguresMissing, saying what is missing or who does not answer."""
-        figures = Figures.parse(time.monotonic(), [self._page(client) for client in self._clients])
+        pages = [self._page(client) for client in self._clients]
+        try:
+            figures = Figures.parse(time.monotonic(), pages)
+        except ValueError as error:
+            raise FiguresMissing(f"a page of metrics: what a gateway answers is none ({error!s:.80})") from error
         before, self._before = self._before, figures
         try:
             workers = self._workers.list()
@@ -66,17 +71,24 @@ class StackWatch:
         return with_backlog(seen, figures, self._prompts), workers
 
     def _page(self, client: httpx.Client) -> str:
+        """Raises FiguresMissing. It is read no further than it may be long."""
+        content, end_s = bytearray(), time.monotonic() + _TIMEOUT_S
         try:
-            response = client.get("/metrics")
+            with client.stream("GET", "/metrics") as response:
+                if response.status_code != 200:
+                    raise FiguresMissing(f"{client.base_url}/metrics: status {response.status_code}")
+                for part in response.iter_bytes():
+                    content += part
+                    if len(content) > _MAX_PAGE_BYTES or time.monotonic() > end_s:
+                        bounds = f"{_MAX_PAGE_BYTES >> 20} MiB or {_TIMEOUT_S:g} s"
+                        raise FiguresMissing(f"{client.base_url}/metrics: takes more than {bounds}")
         except httpx.HTTPError as error:
             raise FiguresMissing(f"{client.base_url}: does not answer ({type(error).__name__})") from error
-        if response.status_code != 200 or len(response.content) > _MAX_PAGE_BYTES:
-            raise FiguresMissing(f"{client.base_url}metrics: status {response.status_code}")
-        return response.text
+        return content.decode(errors="replace")
 
     def _measure(self, figures: Figures, counts: Mapping[Role, PoolCount]) -> None:
         """Raises FiguresMissing until workers of both roles have measured their steps."""
-        specs = []
+        specs: dict[Role, PoolSpec] = {}
         num_pages = figures.try_gauge("weir_arena_pages")
         for role in ROLES:
             num = max(1, counts[role].serving + counts[role].draining)
@@ -92,8 +104,9 @@ class StackWatch:
                 profile = measured_profile(step, round(num_pages / max(1, counts["decode"].serving)))
             num_seqs = round(figures.gauge("weir_worker_max_sequences", role) / num)
             num_tokens = round(figures.gauge("weir_worker_max_batched_tokens", role) / num)
-            specs.append(PoolSpec(role, 1, profile, max(1, num_seqs), max(1, num_tokens), max(1, num_tokens)))
-        self._capacity.measure(*specs)
+            sizes = (max(1, num_seqs), max(1, num_tokens), max(1, num_tokens))
+            specs[role] = PoolSpec(role, 1, profile, *sizes)
+        self._capacity.measure(specs["prefill"], specs["decode"], max_tokens=figures.mean_max_tokens())
 
 
 def _count(workers: Sequence[WorkerView], role: Role) -> PoolCount:

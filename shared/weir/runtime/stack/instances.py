@@ -289,9 +289,14 @@ def more_gateways(config: StackConfig, nats_port: int, held: ExitStack) -> list[
 
 def hold_metrics_ports(number: int, held: ExitStack, config: StackConfig | None = None) -> list[int]:
     """So many ports, kept by `held` from now on: of the loopback interface, free ones, unless `config` says which.
-    Raises PortBusy."""
+    Raises PortBusy; ValueError for ports that there are not."""
     if config is not None and config.first_metrics_port:
         named = range(config.first_metrics_port, config.first_metrics_port + number)
+        if named.stop > _MAX_PORT + 1:
+            highest = _MAX_PORT + 1 - number
+            raise ValueError(
+                f"metrics_port {named.start}: must be at most {highest}, for {number} processes have one each"
+            )
         for port in named:
             held.enter_context(_hold_port(config.metrics_host, port, "--metrics-port"))
         return list(named)
