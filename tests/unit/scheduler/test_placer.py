@@ -343,6 +343,27 @@ def test_a_prompt_that_can_never_cross_is_computed_by_the_worker_that_answers() 
     assert rig.placement("long").prefix_worker_id == ""
 
 
+def test_a_prompt_that_would_come_too_slowly_is_computed_by_the_worker_that_answers() -> None:
+    rig = make_rig(*apart(), placing=PlacingLimits(link_mbit_s=1))
+    assert send(rig, "long", range(1, 101)) == "d01"
+    assert rig.placement("long").prefix_worker_id == "", "1.6 MB take 13 s"
+    send(rig, "short", range(1001, 1041))
+    assert rig.placement("short").prefix_worker_id == "p00"
+
+
+def test_no_prompt_crosses_from_a_worker_that_would_not_begin_before_its_offer_is_given_up() -> None:
+    rig = make_rig(*apart())
+    for number in range(2):
+        send(rig, f"long{number}", range(1000 * number + 1, 1000 * number + 501))
+    submit = replace(make_submit("next", prompt=641), page_hashes=packed(range(5001, 5041)))
+    assert rig.core.submit(submit).queued
+    rig.decide()
+    assert "next" not in rig.granted, "1.6 s of prompts are before it"
+    rig.prefilled("long0")
+    rig.decide()
+    assert rig.placement("next").prefix_worker_id == "p00"
+
+
 def test_pages_that_leave_an_arena_are_promised_to_nobody_there() -> None:
     at_sender = make_worker("d00", "decode", host="h00", context=100_000, draining=True)
     at_sender = exchanging([replace(at_sender, cost=COST)])[0]
