@@ -132,7 +132,7 @@ class Migrations:
             if placement is None or placement.decode_worker_id != record.worker_id:
                 continue
             is_busy = request.request_id in self._moves or request.request_id in self._resting_until_s
-            if not is_busy and request.request_id not in reservations.prefill_load(placement.prefill_worker_id).prompts:
+            if not is_busy and request.request_id not in reservations.prefill_load(placement.reading_worker_id).prompts:
                 found.append(request)
         return sorted(found, key=lambda request: request.submit.num_prompt_tokens + request.num_output_tokens)
 

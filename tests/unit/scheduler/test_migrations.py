@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.scheduler.rig import Rig, make_limits, make_worker
+from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 
 from weir.bus.messages import HeldRequest, Placement, WorkerRecord
 from weir.bus.migration import Migrate
@@ -177,6 +177,18 @@ def test_prompts_that_are_read_stay() -> None:
     drain(rig)
     rig.run(1.0)
     assert asked(rig) == []
+
+
+def test_prompts_that_another_host_reads_for_it_stay() -> None:
+    rig = two_hosts(0)
+    here = "decode-b", "address-of-decode-b"
+    reader = {"prefix_worker_id": "prefill-a", "prefix_worker_address": "address-of-prefill-a"}
+    rig.gateways["g"] = [HeldRequest(make_submit("r0"), Placement(1, *here, *here, num_reserved_pages=2, **reader))]
+    rig.run(0.5)
+    drain(rig)
+    assert asked(rig) == []
+    rig.prefilled("r0")
+    assert len(asked(rig)) == 1
 
 
 STEPS = st.sampled_from(["drain", "undo", "accept", "decline", "move", "give up", "finish", "submit", "time"])
