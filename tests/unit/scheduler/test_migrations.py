@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 
-from weir.bus.messages import HeldRequest, Placement, WorkerRecord
+from weir.bus.messages import Held, HeldRequest, Placement, WorkerRecord
 from weir.bus.migration import Migrate
 from weir.scheduling.commands import SendMigrate
 from weir.scheduling.migrations import MAX_AT_A_TIME
@@ -139,6 +139,19 @@ def test_what_its_gateway_gives_up_stays_where_it_is_and_is_tried_again() -> Non
     assert len(asked(rig)) == 2
     move(rig, asked(rig)[1], dispatch=3)
     assert rig.metric("migrations_moved_total") == 1
+
+
+def test_a_list_that_comes_late_gives_nothing_up() -> None:
+    rig = two_hosts(1)
+    late = Held("g", 1, tuple(rig.gateways["g"]))
+    drain(rig)
+    answer(rig, asked(rig)[0])
+    hold(rig, "r0", is_migrating=True)
+    rig.run(3.0)
+    rig.core.held(late)
+    rig.decide()
+    assert rig.metric("migrations_abandoned_total") == 0
+    assert rig.metric("migrations_under_way") == 1
 
 
 def test_one_that_ends_meanwhile_leaves_nothing() -> None:
