@@ -14,7 +14,7 @@ from weir.bus.messages import HeldRequest, Placement, WorkerRecord
 from weir.bus.migration import Migrate
 from weir.scheduling.commands import CommandQueue, SendMigrate
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.pools import PrefillCandidate, WorkerPools, WorkerState
+from weir.scheduling.pools import ArenaLoad, PrefillCandidate, WorkerPools, WorkerState
 from weir.scheduling.request import PlacementPlan, ScheduledRequest
 from weir.scheduling.request_table import RequestTable
 from weir.scheduling.workers import DECODE, Workers
@@ -138,7 +138,7 @@ class Migrations:
 
     def _try_begin(self, request: ScheduledRequest, source: WorkerRecord, now_s: float) -> bool:
         before = request.plan
-        found = self._try_find_target(request, source.host_id)
+        found = self._try_find_target(request, source)
         if before is None or found is None:
             return False
         candidate, worker = found
@@ -163,7 +163,7 @@ class Migrations:
         return True
 
     def _try_find_target(
-        self, request: ScheduledRequest, from_arena_id: str
+        self, request: ScheduledRequest, source: WorkerRecord
     ) -> tuple[PrefillCandidate, WorkerState] | None:
         """The decode worker of another memory that would be quickest, of those with room for all that the request may
         come to; one that computes the rest itself before one that another worker hands it to."""
@@ -173,10 +173,11 @@ class Migrations:
             (not candidate.is_local, worker.itl_ms(num_tokens), worker.worker_id, candidate, worker)
             for candidate in pool.candidates
             for worker in candidate.decode_workers
-            if worker.arena.arena_id != from_arena_id
+            if worker.arena.arena_id != source.host_id
+            and worker.record.page_bytes == source.page_bytes
             and request.num_tokens <= worker.max_context_tokens
             and pool.slots.is_open(worker.worker_id, request.priority)
-            and worker.arena.num_reserved_pages + request.num_pages <= worker.arena.num_pages
+            and _has_room(worker.arena, request.num_pages)
             and self._num_into(worker.arena.arena_id) < MAX_AT_A_TIME
         ]
         return min(options, key=lambda option: option[:3])[3:] if options else None
@@ -189,3 +190,7 @@ class Migrations:
 
     def metrics(self) -> dict[str, float]:
         return {"migrations_under_way": float(len(self._moves))}
+
+
+def _has_room(arena: ArenaLoad, num_pages: int) -> bool:
+    return arena.num_reserved_pages + arena.num_leaving_pages + num_pages <= arena.num_pages

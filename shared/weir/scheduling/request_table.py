@@ -93,8 +93,8 @@ class RequestTable:
         self._charge_prompt(request, num_computed, now_s)
 
     def follow(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
-        """Its gateway runs it under a grant that another scheduler made, or has moved it, whatever this one has reserved
-        for it. As far as is known here nothing of its prompt crosses then."""
+        """Its gateway runs it under a grant that another scheduler made, or has moved it, whatever this one has
+        reserved for it. As far as is known here nothing of its prompt crosses then."""
         was_queued = request.plan is None
         self._take_out(request, now_s, taken_at_s=now_s)
         plan = request.plan or PlacementPlan(placement, placement.num_reserved_pages)

@@ -114,6 +114,24 @@ def test_where_nothing_is_free_it_stays_until_something_is() -> None:
     assert asked(rig) == []
 
 
+def test_pages_that_leave_a_host_are_room_for_nobody() -> None:
+    for num_leaving in (98, 99):
+        rig = two_hosts(1)
+        reservations = rig.core._requests.reservations
+        reservations.prefill_load("prefill-a").num_leaving_pages = num_leaving
+        rig.put(*(replace(rig.workers[f"{role}-b"], is_draining=True) for role in ("prefill", "decode")))
+        is_begun = any(isinstance(command, SendMigrate) for command in rig.core.decide())
+        assert is_begun == (num_leaving == 98), "of 100 pages it needs two"
+
+
+def test_pages_of_another_size_are_of_no_use_there() -> None:
+    rig = two_hosts(1)
+    rig.put(*(replace(rig.workers[f"{role}-a"], page_bytes=4096) for role in ("prefill", "decode")))
+    drain(rig)
+    rig.run(3.0)
+    assert asked(rig) == []
+
+
 def test_a_gateway_that_does_not_begin_is_asked_again_later() -> None:
     rig = two_hosts(1)
     drain(rig)
