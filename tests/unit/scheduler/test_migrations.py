@@ -114,6 +114,29 @@ def test_where_nothing_is_free_it_stays_until_something_is() -> None:
     assert asked(rig) == []
 
 
+def test_what_nobody_has_room_for_is_looked_at_less_and_less_often() -> None:
+    rig = two_hosts(1, pages=1)
+    migrations = rig.core.migrations
+    drain(rig)
+    rests = [migrations._rests["r0"].length_s]
+    for _ in range(150):
+        rig.run(1.0)
+        rests += [migrations._rests["r0"].length_s]
+    assert sorted(set(rests)) == [1, 2, 4, 8, 16, 32, 60]
+    rig.put(*(replace(rig.workers[f"{role}-a"], num_arena_pages=100) for role in ("prefill", "decode")))
+    rig.run(60.0)
+    assert len(asked(rig)) == 1
+
+
+def test_what_waits_for_its_turn_does_not_rest() -> None:
+    rig = two_hosts(4)
+    drain(rig)
+    rig.run(10.0)
+    answer(rig, asked(rig)[0])
+    move(rig, asked(rig)[0])
+    assert len(asked(rig)) == 3
+
+
 def test_pages_that_leave_a_host_are_room_for_nobody() -> None:
     for num_leaving in (98, 99):
         rig = two_hosts(1)
