@@ -319,6 +319,7 @@ class SchedulerCore:
 
     def _apply(self, limits: CoreLimits) -> None:
         self._limits = limits
+        self._workers.let_prompts_cross(limits.placing.crossing == "prompts")
         self._placer.set_limits(limits)
         self._migrations.set_limits(limits, self._placer.pools)
         self._admission = Admission(limits, self._requests, self._placer, self._rates)

@@ -64,11 +64,12 @@ class Migrations:
     def set_limits(self, limits: CoreLimits, pools: WorkerPools) -> None:
         self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
         self._pools = pools
+        self._may_begin = limits.placing.crossing != "nothing"
 
     def plan(self, now_s: float) -> None:
         """Begins as many as there is room for."""
         self._drop_settled(now_s)
-        for record in self._to_be_emptied():
+        for record in self._to_be_emptied() if self._may_begin else ():
             for request in self._decoding_on(record, now_s):
                 if self._num_out_of(record.host_id) >= MAX_AT_A_TIME:
                     break

@@ -71,8 +71,7 @@ class Placer:
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
         self._is_timeless = limits.placing.memory_fit == "conservative"
         self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
-        crosses_hosts = limits.placing.crossing == "prompts"
-        self.pools = WorkerPools(self._workers, self._reservations, limits.slot_overcommit, crosses_hosts=crosses_hosts)
+        self.pools = WorkerPools(self._workers, self._reservations, limits.slot_overcommit)
         if is_new:
             self._start_over()
 

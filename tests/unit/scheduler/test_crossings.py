@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.unit.scheduler.rig import Rig, make_submit, make_worker
 from tests.unit.scheduler.test_placer import COST, exchanging, make_rig, packed, send, tell
 
 from weir.bus.messages import HeldRequest, WorkerRecord
-from weir.scheduling.limits import PlacingLimits
+from weir.scheduling.limits import Crossing, PlacingLimits
 
 
 def apart(num_decode: int = 1, **changes: int) -> list[WorkerRecord]:
@@ -110,6 +111,22 @@ def test_nothing_crosses_where_hosts_do_not_exchange_pages() -> None:
     submit = replace(make_submit("r", prompt=641), page_hashes=packed(range(1, 41)))
     reply = rig.core.submit(submit)
     assert not reply.queued or rig.metric("queued") == 1
+
+
+@pytest.mark.parametrize("crossing", ["nothing", "prefixes"])
+def test_a_host_that_no_prompt_may_cross_to_counts_for_nothing(crossing: Crossing) -> None:
+    rig = make_rig(*apart(), placing=PlacingLimits(crossing=crossing))
+    workers = rig.core.workers
+    assert not workers.can_serve("m")
+    pool = rig.core._placer.pools.pool("m", "")
+    assert (pool.host_sizes, pool.num_pages, pool.candidates) == ((), 0, ())
+    here = [make_worker(f"{role}-09", role, host="h09", context=100_000, pages=10) for role in ("prefill", "decode")]
+    rig.put(*exchanging(here))
+    assert (workers.can_serve("m"), workers.can_spare("decode-09"), workers.can_spare("p00")) == (True, False, True)
+    assert rig.core._placer.pools.pool("m", "").host_sizes == ((10, 100_000),)
+    rig.core.set_limits(replace(rig.limits, placing=PlacingLimits(crossing="prompts")))
+    assert workers.can_spare("decode-09"), "h00 computes for h01 now"
+    assert len(rig.core._placer.pools.pool("m", "").host_sizes) == 2
 
 
 def test_a_busy_host_has_a_prompt_computed_by_an_idle_one_only_where_that_is_sooner() -> None:

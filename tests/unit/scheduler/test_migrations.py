@@ -9,6 +9,7 @@ from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 from weir.bus.messages import Held, HeldRequest, Placement, WorkerRecord
 from weir.bus.migration import Migrate
 from weir.scheduling.commands import SendMigrate
+from weir.scheduling.limits import PlacingLimits
 from weir.scheduling.migrations import MAX_AT_A_TIME
 
 HOSTS = ("a", "b")
@@ -68,6 +69,14 @@ def move(rig: Rig, migrate: Migrate, dispatch: int = 2) -> None:
 def test_nothing_moves_while_nobody_is_emptied() -> None:
     rig = two_hosts(4)
     rig.run(5.0)
+    assert asked(rig) == []
+
+
+def test_nothing_moves_where_nothing_may_cross() -> None:
+    rig = two_hosts(2)
+    rig.core.set_limits(replace(rig.limits, placing=PlacingLimits(crossing="nothing")))
+    drain(rig)
+    rig.run(3.0)
     assert asked(rig) == []
 
 
