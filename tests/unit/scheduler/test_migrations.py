@@ -245,8 +245,8 @@ def test_prompts_that_are_read_stay() -> None:
 def test_prompts_that_another_host_reads_for_it_stay() -> None:
     rig = two_hosts(0)
     here = "decode-b", "address-of-decode-b"
-    reader = {"prefix_worker_id": "prefill-a", "prefix_worker_address": "address-of-prefill-a"}
-    rig.gateways["g"] = [HeldRequest(make_submit("r0"), Placement(1, *here, *here, num_reserved_pages=2, **reader))]
+    placement = Placement(1, *here, *here, num_reserved_pages=2, prefix_worker_id="prefill-a", prefix_source="a:9")
+    rig.gateways["g"] = [HeldRequest(make_submit("r0"), placement)]
     rig.run(0.5)
     drain(rig)
     assert asked(rig) == []
