@@ -144,6 +144,9 @@ class CommandSender:
     async def _send_migrate(self, command: SendMigrate) -> None:
         migrate, subject = command.migrate, self._subjects.migrate(command.gateway_id)
         while self._core.migrations.is_planned(migrate.request_id, migrate.placement):
+            if not self._may_command():
+                await asyncio.sleep(_RETRY_WAIT_S)
+                continue
             try:
                 reply = await self._endpoint.ask(subject, migrate, MigrateReply, timeout_s=_ANSWER_TIMEOUT_S)
             except BusError as error:

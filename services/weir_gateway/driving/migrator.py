@@ -13,7 +13,7 @@ from typing import Any
 
 from weir.bus.migration import Migrate
 from weir.core.clock import Clock
-from weir.core.errors import Unavailable
+from weir.core.errors import Unavailable, WeirError
 from weir.core.life import Attempt, Phase
 from weir.core.tasks import end_tasks
 from weir.rpc.conversions import attempt_to_pb
@@ -119,36 +119,40 @@ class Migrator:
         migration = Migration(placement, migrate.pages_address, self._clock.now_s(), self._settings)
         self._migrations[state.request_id] = migration
         self._counts["begun"] += 1
-        task = asyncio.create_task(self._run(state, migration), name=f"migration of {state.request_id}")
+        # Of the dispatch that it leaves, as long as that runs.
+        interrupted = state.interrupted
+        task = asyncio.create_task(self._run(state, migration, interrupted), name=f"migration of {state.request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, state: RequestState, migration: Migration) -> None:
+    async def _run(self, state: RequestState, migration: Migration, interrupted: "asyncio.Future[WeirError]") -> None:
         placement, is_moved = migration.placement, False
         connection = self._connections.connect(WorkerEndpoint(placement.decode_worker_id, placement.decode_address))
         staging = _Staging(state.request_id, migration)
         connection.begin_staging(state.request_id, staging)
         try:
-            is_moved = await self._stage(state, migration, staging)
+            is_moved = await self._stage(state, migration, staging, interrupted)
         finally:
             connection.end_staging(state.request_id, staging)
             del self._migrations[state.request_id]
             if not is_moved:
                 self._abandon(state, migration)
 
-    async def _stage(self, state: RequestState, migration: Migration, staging: _Staging) -> bool:
-        """Whether the driver has it go on there now."""
-        while not state.interrupted.done() and not state.ended.done():
+    async def _stage(
+        self, state: RequestState, migration: Migration, staging: _Staging, interrupted: "asyncio.Future[WeirError]"
+    ) -> bool:
+        """Whether the driver has it go on there now. `state.interrupted` may be of a newer dispatch meanwhile."""
+        while not interrupted.done() and not state.ended.done():
             num_tokens = len(state.checked.prompt_token_ids) + state.output.next_index
             verdict = migration.verdict(num_tokens, self._clock.now_s())
             if verdict is MigrationVerdict.SWITCH:
-                state.interrupt(Moved(migration.placement))
+                interrupted.set_result(Moved(migration.placement))
                 return True
             if verdict is MigrationVerdict.ABANDON:
                 return False
             staging.changed.clear()
             changed = asyncio.create_task(staging.changed.wait())
-            either: list[asyncio.Future[Any]] = [changed, state.interrupted, state.ended]
+            either: list[asyncio.Future[Any]] = [changed, interrupted, state.ended]
             try:
                 await asyncio.wait(either, timeout=_LOOK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
             finally:

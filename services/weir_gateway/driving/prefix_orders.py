@@ -90,6 +90,8 @@ class _Order:
 
     def on_update(self, worker_id: str, update: worker_pb2.SequenceUpdate) -> None:
         del worker_id
+        if update.attempt.dispatch != self.command.start.attempt.dispatch:
+            return  # of an order before, under the same id
         self._state.take_cached(update.num_cached_tokens)
         if update.finish_reason or update.HasField("error"):
             self._on_over(self._state.request_id, not update.HasField("error"))

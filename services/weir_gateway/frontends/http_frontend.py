@@ -140,6 +140,7 @@ class HttpFrontend:
         """Who may see every tenant's. Raises Unauthenticated, PermissionDenied, Unavailable."""
         is_from_here = request.client is not None and is_loopback(request.client.host) and not _is_forwarded(request)
         self._processor.access.check_operator(_shown_key(request), is_from_here=is_from_here)
+        request.state.is_operator = True
 
     def _answering(self, admit: Callable[[Request], None], answer: Handler) -> Endpoint:
         """`admit` raises for who may not. Gives the request its id (`state.correlation_id`), and makes answers of
@@ -148,7 +149,7 @@ class HttpFrontend:
         async def handle(request: Request) -> Response:
             correlation = correlation_of(request.headers)
             correlation_id = request.state.correlation_id = correlation.correlation_id
-            request.state.caller = None
+            request.state.caller, request.state.is_operator = None, False
             try:
                 admit(request)
                 correlation.check()
@@ -173,8 +174,10 @@ class HttpFrontend:
         return Endpoint(handle)
 
     async def _pace_refusal(self, request: Request) -> None:
-        """Where it could be in others' way. All who are not known are one."""
+        """Where it could be in others' way. All who are not known are one, and no operator waits."""
         caller: Caller | None = request.state.caller
+        if request.state.is_operator:
+            return
         if caller is None or caller.has_peers:
             await self._processor.refusals.wait("" if caller is None else caller.tenant)
 

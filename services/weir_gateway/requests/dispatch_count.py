@@ -20,8 +20,10 @@ class DispatchCount:
         return self._newest
 
     def move_to(self, dispatch: int) -> None:
-        """One that was taken begins: the request goes on elsewhere, and nothing was lost."""
+        """One that was taken begins: the request goes on elsewhere, and nothing was lost. Only what decodes moves, so
+        that the present one was not in vain."""
         self.present = dispatch
+        self._num_fruitless_before = self._num_unreached_before = 0
 
     def num_fruitless(self, *, is_started: bool, has_new_tokens: bool) -> int:
         """So many in a row, up to the present one, have reached workers and brought no token."""

@@ -160,8 +160,11 @@ class SchedulerCore:
 
     def held(self, held: Held) -> HeldReply:
         """Takes over what the gateway holds, and frees what it does not hold any more."""
-        self._migrations.heard(held.requests, self._clock.now_s())
-        reply = self._life.held(held, self._limits.missing_s, self._clock.now_s())
+        now_s = self._clock.now_s()
+        if not self._requests.gateways.hear(held, now_s):
+            return HeldReply(self.epoch, num_adopted=0)
+        self._migrations.heard(held.requests, now_s)
+        reply = self._life.held(held, self._limits.missing_s, now_s)
         for entry in held.requests:
             placement = entry.placement
             if placement is None or placement.decode_worker_id in self._workers:
@@ -316,6 +319,7 @@ class SchedulerCore:
 
     def _apply(self, limits: CoreLimits) -> None:
         self._limits = limits
+        self._workers.let_prompts_cross(limits.placing.crossing == "prompts")
         self._placer.set_limits(limits)
         self._migrations.set_limits(limits, self._placer.pools)
         self._admission = Admission(limits, self._requests, self._placer, self._rates)

@@ -83,9 +83,8 @@ class RequestLifecycle:
             self._requests.tombstones.put(request_id, reply, now_s)
 
     def held(self, held: Held, missing_s: float, now_s: float) -> HeldReply:
-        """Takes over what the gateway holds, and frees what its lists have lacked for `missing_s`."""
-        if not self._requests.gateways.hear(held, now_s):
-            return HeldReply(self._commands.epoch, num_adopted=0)
+        """Takes over what the gateway holds, and frees what its lists have lacked for `missing_s`. The list was heard
+        (`Gateways.hear`)."""
         verdicts = [(self._reconcile(entry, held.gateway_id, now_s), entry.submit) for entry in held.requests]
         for request_id in self._requests.gateways.missing_from(held):
             self._judge_missing(request_id, missing_s, now_s)

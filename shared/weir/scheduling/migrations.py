@@ -9,12 +9,13 @@ A few at a time for each host: each costs the one that it goes to some tokens of
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weir.bus.messages import HeldRequest, Placement, WorkerRecord
 from weir.bus.migration import Migrate
 from weir.scheduling.commands import CommandQueue, SendMigrate
 from weir.scheduling.limits import CoreLimits
-from weir.scheduling.pools import PrefillCandidate, WorkerPools, WorkerState
+from weir.scheduling.pools import ArenaLoad, PrefillCandidate, WorkerPools, WorkerState
 from weir.scheduling.request import PlacementPlan, ScheduledRequest
 from weir.scheduling.request_table import RequestTable
 from weir.scheduling.workers import DECODE, Workers
@@ -25,7 +26,8 @@ _LONGEST_S = 15.0
 _HEARD_AFTER_S = 0.5
 """A list of held requests that is made so long after its gateway's answer knows of the migration."""
 _REST_S = 1.0
-"""Until what came to nothing is tried again."""
+_LONGEST_REST_S = 60.0
+"""Until what came to nothing is tried again: twice as long each time, up to the longest."""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,11 @@ class _Move:
     answered_at_s: float | None = None
 
 
+class _Rest(NamedTuple):
+    until_s: float
+    length_s: float
+
+
 class Migrations:
     """Plans them, and keeps the room for each until it is there or is not coming."""
 
@@ -48,7 +55,8 @@ class Migrations:
         self._commands = commands
         self._moves: dict[str, _Move] = {}
         """By request."""
-        self._resting_until_s: dict[str, float] = {}
+        self._rests: dict[str, _Rest] = {}
+        """By request, and for a while after the rest: so that the next one is longer."""
         self._draining: tuple[WorkerRecord, ...] = ()
         self._num_changes = -1
         self._groups: Mapping[str, str] = {}
@@ -56,15 +64,16 @@ class Migrations:
     def set_limits(self, limits: CoreLimits, pools: WorkerPools) -> None:
         self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
         self._pools = pools
+        self._may_begin = limits.placing.crossing != "nothing"
 
     def plan(self, now_s: float) -> None:
         """Begins as many as there is room for."""
         self._drop_settled(now_s)
-        for record in self._to_be_emptied():
+        for record in self._to_be_emptied() if self._may_begin else ():
             for request in self._decoding_on(record, now_s):
                 if self._num_out_of(record.host_id) >= MAX_AT_A_TIME:
                     break
-                self._try_begin(request, record, now_s)
+                self._begin(request, record, now_s)
 
     def answered(self, request_id: str, placement: Placement, *, accepted: bool, now_s: float) -> None:
         """Its gateway's answer; one that does not begin says so."""
@@ -100,16 +109,27 @@ class Migrations:
                 self._end(move, "moved" if is_there else "ended", now_s)
             elif now_s - move.began_at_s > _LONGEST_S:
                 self._end(move, "late", now_s)
-        for request_id in [i for i, until_s in self._resting_until_s.items() if until_s <= now_s]:
-            del self._resting_until_s[request_id]
+        for request_id in [i for i, rest in self._rests.items() if rest.until_s + _LONGEST_REST_S <= now_s]:
+            del self._rests[request_id]
 
     def _end(self, move: _Move, outcome: str, now_s: float) -> None:
         request_id = move.request.request_id
         del self._moves[request_id]
         self._requests.reservations.expect_no_more(request_id)
         self._commands.counts[f"migrations_{outcome}"] += 1
-        if outcome != "moved":
-            self._resting_until_s[request_id] = now_s + _REST_S
+        if outcome == "moved":
+            self._rests.pop(request_id, None)
+        else:
+            self._rest(request_id, now_s)
+
+    def _rest(self, request_id: str, now_s: float) -> None:
+        before = self._rests.get(request_id)
+        length_s = _REST_S if before is None else min(2 * before.length_s, _LONGEST_REST_S)
+        self._rests[request_id] = _Rest(now_s + length_s, length_s)
+
+    def _is_resting(self, request_id: str, now_s: float) -> bool:
+        rest = self._rests.get(request_id)
+        return rest is not None and now_s < rest.until_s
 
     def _to_be_emptied(self) -> tuple[WorkerRecord, ...]:
         """Decode workers of which no other one of their memory takes over what they run."""
@@ -131,17 +151,21 @@ class Migrations:
             placement = request.placement
             if placement is None or placement.decode_worker_id != record.worker_id:
                 continue
-            is_busy = request.request_id in self._moves or request.request_id in self._resting_until_s
-            if not is_busy and request.request_id not in reservations.prefill_load(placement.prefill_worker_id).prompts:
+            is_busy = request.request_id in self._moves or self._is_resting(request.request_id, now_s)
+            if not is_busy and request.request_id not in reservations.prefill_load(placement.reading_worker_id).prompts:
                 found.append(request)
         return sorted(found, key=lambda request: request.submit.num_prompt_tokens + request.num_output_tokens)
 
-    def _try_begin(self, request: ScheduledRequest, source: WorkerRecord, now_s: float) -> bool:
-        before = request.plan
-        found = self._try_find_target(request, source.host_id)
-        if before is None or found is None:
-            return False
-        candidate, worker = found
+    def _begin(self, request: ScheduledRequest, source: WorkerRecord, now_s: float) -> None:
+        """If somebody takes it."""
+        before, targets = request.plan, self._targets(request, source)
+        if not targets:
+            self._rest(request.request_id, now_s)
+        # Where as many are on their way as may be, it is soon this one's turn: it does not rest.
+        free = [target for target in targets if self._num_into(target[1].arena.arena_id) < MAX_AT_A_TIME]
+        if before is None or not free:
+            return
+        candidate, worker = free[0]
         prefill, decode = candidate.worker.record, worker.record
         placement = Placement(
             dispatch=0,
@@ -160,26 +184,23 @@ class Migrations:
         self._commands.counts["migrations_planned"] += 1
         migrate = Migrate(self._commands.epoch, request.request_id, placement, source.pages_address)
         self._commands.add(SendMigrate(request.submit.gateway_id, migrate))
-        return True
 
-    def _try_find_target(
-        self, request: ScheduledRequest, from_arena_id: str
-    ) -> tuple[PrefillCandidate, WorkerState] | None:
-        """The decode worker of another memory that would be quickest, of those with room for all that the request may
-        come to; one that computes the rest itself before one that another worker hands it to."""
+    def _targets(self, request: ScheduledRequest, source: WorkerRecord) -> list[tuple[PrefillCandidate, WorkerState]]:
+        """Decode workers of other memories with room for all that the request may come to, the quickest first; those
+        that compute the rest themselves before those that another worker hands it to."""
         pool = self._pools.pool(request.submit.model, self._groups.get(request.lane, ""))
         num_tokens = request.submit.num_prompt_tokens + request.num_output_tokens
         options = [
             (not candidate.is_local, worker.itl_ms(num_tokens), worker.worker_id, candidate, worker)
             for candidate in pool.candidates
             for worker in candidate.decode_workers
-            if worker.arena.arena_id != from_arena_id
+            if worker.arena.arena_id != source.host_id
+            and worker.record.page_bytes == source.page_bytes
             and request.num_tokens <= worker.max_context_tokens
             and pool.slots.is_open(worker.worker_id, request.priority)
-            and worker.arena.num_reserved_pages + request.num_pages <= worker.arena.num_pages
-            and self._num_into(worker.arena.arena_id) < MAX_AT_A_TIME
+            and _has_room(worker.arena, request.num_pages)
         ]
-        return min(options, key=lambda option: option[:3])[3:] if options else None
+        return [option[3:] for option in sorted(options, key=lambda option: option[:3])]
 
     def _num_out_of(self, arena_id: str) -> int:
         return sum(move.from_arena_id == arena_id for move in self._moves.values())
@@ -189,3 +210,7 @@ class Migrations:
 
     def metrics(self) -> dict[str, float]:
         return {"migrations_under_way": float(len(self._moves))}
+
+
+def _has_room(arena: ArenaLoad, num_pages: int) -> bool:
+    return arena.num_reserved_pages + arena.num_leaving_pages + num_pages <= arena.num_pages

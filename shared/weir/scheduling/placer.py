@@ -71,8 +71,7 @@ class Placer:
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
         self._is_timeless = limits.placing.memory_fit == "conservative"
         self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
-        crosses_hosts = limits.placing.crossing == "prompts"
-        self.pools = WorkerPools(self._workers, self._reservations, limits.slot_overcommit, crosses_hosts=crosses_hosts)
+        self.pools = WorkerPools(self._workers, self._reservations, limits.slot_overcommit)
         if is_new:
             self._start_over()
 
@@ -226,7 +225,7 @@ class Placer:
             load = worker.prefill
             # The last one is computed.
             num_cached = min(prompt.depths.num_tokens(worker.arena.arena_id), num_prompt_tokens - 1)
-            if candidate.is_last_resort and not self._must_prefill(candidate, pool, prompt, submit, num_cached):
+            if candidate.is_last_resort and not self._must_prefill(candidate, pool, prompt, submit, num_cached, now_s):
                 continue
             is_full, num_prompts = self._fullness(request, load, num_prompt_tokens - num_cached)
             if is_full and (not num_cached or num_prompts >= max_prefills):
@@ -292,14 +291,14 @@ class Placer:
         return self._open_decode_workers(request, workers, pool.slots, is_sample=False) if workers else ()
 
     def _must_prefill(
-        self, candidate: PrefillCandidate, pool: Pool, prompt: _Prompt, submit: Submit, num_cached: int
+        self, candidate: PrefillCandidate, pool: Pool, prompt: _Prompt, submit: Submit, num_cached: int, now_s: float
     ) -> bool:
-        """Whether a decode worker that is not to prefill does all the same: hardly anything is left to compute, or no
-        other host can do it."""
-        num_pages = min(len(prompt.hashes), (submit.num_prompt_tokens - 1) // PAGE_TOKENS)
-        if num_pages * PAGE_TOKENS - num_cached < LEAST_FETCHED_TOKENS:
+        """Whether a decode worker that is not to prefill does: hardly anything is left, or nobody else can in time."""
+        if prompt.sources is None:
             return True
-        return not any(self._crossing.can_cross(num_pages, sender.worker, candidate.worker) for sender in pool.senders)
+        crossing = CrossingPrompt(submit, prompt.hashes, prompt.depths, prompt.sources.reported)
+        is_little = crossing.num_pages * PAGE_TOKENS - num_cached < LEAST_FETCHED_TOKENS
+        return is_little or not self._crossing.can_come(crossing, pool.senders, candidate.worker, now_s)
 
     def _fullness(self, request: ScheduledRequest, load: PrefillLoad, num_uncached: int) -> tuple[bool, int]:
         """Whether a worker has as many prompts, or tokens of them, as it may have; and how many count."""

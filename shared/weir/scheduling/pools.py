@@ -242,14 +242,10 @@ class Pool:
 class WorkerPools:
     """One `Pool` for each model and worker group, under one `slot_overcommit` of the limits."""
 
-    def __init__(
-        self, workers: Workers, reservations: Reservations, slot_overcommit: float, *, crosses_hosts: bool = False
-    ) -> None:
-        """`crosses_hosts`: one host may compute a prompt for another."""
+    def __init__(self, workers: Workers, reservations: Reservations, slot_overcommit: float) -> None:
         self._workers = workers
         self._reservations = reservations
         self._slot_overcommit = slot_overcommit
-        self._crosses_hosts = crosses_hosts
         self._pools: dict[tuple[str, str], Pool] = {}
         self._num_changes = -1
 
@@ -274,8 +270,6 @@ class WorkerPools:
         local: list[PrefillCandidate] = []
         prefill: list[WorkerState] = []
         for host in hosts:
-            if not (self._crosses_hosts or host.prefill or any(one.serves_locally for one in host.decode)):
-                continue
             decode = tuple(self._worker_state(host, record) for record in host.decode)
             decode_ids = frozenset(worker.worker_id for worker in decode)
             own = [self._worker_state(host, record) for record in host.prefill]
@@ -314,7 +308,7 @@ class WorkerPools:
     ) -> tuple[PrefillCandidate, ...]:
         receivers = tuple(worker for worker in decode if worker.record.pages_address)
         ids = frozenset(worker.worker_id for worker in receivers)
-        if len(addresses) < 2 or not self._crosses_hosts:
+        if len(addresses) < 2 or not self._workers.prompts_cross:
             return ()
         return tuple(PrefillCandidate(one, receivers, False, ids) for one in prefill if one.record.pages_address)
 

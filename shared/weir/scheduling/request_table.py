@@ -93,11 +93,12 @@ class RequestTable:
         self._charge_prompt(request, num_computed, now_s)
 
     def follow(self, request: ScheduledRequest, placement: Placement, now_s: float) -> None:
-        """Its gateway runs it under a grant that another scheduler made, whatever this one has reserved for it."""
+        """Its gateway runs it under a grant that another scheduler made, or has moved it, whatever this one has
+        reserved for it. As far as is known here nothing of its prompt crosses then."""
         was_queued = request.plan is None
         self._take_out(request, now_s, taken_at_s=now_s)
         plan = request.plan or PlacementPlan(placement, placement.num_reserved_pages)
-        request.plan = plan._replace(placement=placement)
+        request.plan = plan._replace(placement=placement, num_crossing_pages=0)
         self._reserve(request, now_s)
         if was_queued:
             self._charge_prompt(request, request.submit.num_prompt_tokens, now_s)

@@ -64,6 +64,8 @@ class Workers:
         self._forgotten: OrderedDict[str, _Entry] = OrderedDict()
         """Of workers that were removed last: whose memory what they had is in."""
         self._views: dict[tuple[str, str], HostViews] = {}
+        self.prompts_cross = False
+        """Whether one host may compute a prompt for another (`let_prompts_cross`)."""
         self.num_changes = 0
         """Rises whenever a worker comes, goes or changes its record; of its load alone it does not."""
 
@@ -73,6 +75,12 @@ class Workers:
     def __contains__(self, worker_id: object) -> bool:
         """Silent ones too."""
         return worker_id in self._entries
+
+    def let_prompts_cross(self, may_cross: bool) -> None:
+        """If they may not, a host that cannot prefill itself serves nothing."""
+        if may_cross != self.prompts_cross:
+            self.prompts_cross = may_cross
+            self._changed()
 
     def put(self, record: WorkerRecord, revision: int, now_s: float) -> bool:
         """Takes a registry entry in. False: it came before, and is no sign of life."""
@@ -191,7 +199,8 @@ class Workers:
             ]
             for host_id, entries in by_host.items()
         }
-        senders = {i for i, records in taking.items() if any(r.role == PREFILL and r.pages_address for r in records)}
+        sending = taking.items() if self.prompts_cross else ()
+        senders = {i for i, records in sending if any(r.role == PREFILL and r.pages_address for r in records)}
         serving, computing = list[HostView](), list[HostView]()
         for host_id, records in sorted(taking.items()):
             view = _host_view(host_id, records, by_host[host_id], can_receive=bool(senders - {host_id}))

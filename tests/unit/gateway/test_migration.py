@@ -101,3 +101,12 @@ def test_numbers_of_dispatches_rise_and_moves_do_not_count(steps: list[str]) -> 
             num_again += 1
             assert count.present > max([before, *taken])
     assert count.num == 1 + num_again
+
+
+def test_a_move_ends_the_row_of_dispatches_in_vain() -> None:
+    count = DispatchCount()
+    count.begin_next(is_started=True, has_new_tokens=False)
+    count.begin_next(is_started=False, has_new_tokens=False)
+    count.move_to(count.take())
+    assert count.num_fruitless(is_started=True, has_new_tokens=False) == 1
+    assert count.num_unreached(is_started=False) == 1

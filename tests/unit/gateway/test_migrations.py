@@ -161,9 +161,15 @@ async def test_its_own_worker_dies_meanwhile(world: World, there: There) -> None
     running = await begin(world, there)
     world.pair.stops_after = None
     world.scheduler.placement = replace(there.placement(), dispatch=1)
+    world.scheduler.grants_at_once = False
     await world.decode.stop()
+    await world.until(lambda: len(world.scheduler.submits) == 2, "placed again")
+    there.stage(request_id_of(world), 4)  # too late: of the dispatch before
+    await asyncio.sleep(0.05)
+    await world.scheduler.grant(world.scheduler.submits[-1])
     record = await running
     assert (record.text, record.num_index_errors) == ("hello world", 0)
+    assert [start.attempt.dispatch for start in there.named("start")] == [3], "it never falls"
     assert [submit.dispatch for submit in world.scheduler.submits] == [1, 3], "2 was taken"
     assert world.metric("migrations_abandoned_total") == 1
 
@@ -187,10 +193,8 @@ async def test_its_client_goes_meanwhile(world: World, there: There) -> None:
 @pytest.mark.parametrize("waits", [replace(PATIENT, answer_s=0.5)])
 async def test_no_token_comes_of_there(world: World, there: There) -> None:
     running = await begin(world, there)
-    there.answers = False
+    there.answers, world.pair.stops_after = False, None
     there.stage(request_id_of(world), 4)
-    await world.until(lambda: len(world.scheduler.submits) == 2, "placed again")
-    world.pair.stops_after = None
     record = await running
     assert (record.text, record.num_index_errors) == ("hello world", 0)
     assert world.scheduler.submits[-1].dispatch == 3

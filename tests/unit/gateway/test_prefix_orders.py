@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.gateway.failing import run
-from tests.unit.gateway.fake_workers import LENGTH, FakeWorker, update
+from tests.unit.gateway.fake_workers import CANCELLED, LENGTH, FakeWorker, update
 from tests.unit.gateway.test_request_state import ANSWER
 from tests.unit.gateway.world import World
 
@@ -79,6 +79,20 @@ async def test_it_is_cancelled_there_when_the_client_goes_away(world: World, els
     await world.until(lambda: elsewhere.named("cancel"), "cancelled")
     [order], [cancel] = elsewhere.named("start"), elsewhere.named("cancel")
     assert cancel.request_id == order.request_id
+
+
+async def test_what_an_earlier_order_says_late_does_not_end_the_next_one(world: World, elsewhere: FakeWorker) -> None:
+    async with AsyncWeirClient(world.grpc_address) as client:
+        task = asyncio.ensure_future(anext(aiter(client.generate("x", GenerateOptions(max_tokens=11)))))
+        await world.until(lambda: elsewhere.named("start") and world.decode.named("start"), "both are asked")
+        order_id = elsewhere.named("start")[0].request_id
+        world.decode.send(update(world.decode.named("start")[0].request_id, 0, finish=CANCELLED))
+        await world.until(lambda: len(elsewhere.named("start")) == 2, "asked again")
+        elsewhere.send(update(order_id, 0, (7,), finish=LENGTH, dispatch=1))
+        await asyncio.sleep(0.05)
+        task.cancel()
+    await world.until(lambda: len(elsewhere.named("cancel")) == 2, "cancelled too")
+    assert [cancel.attempt.dispatch for cancel in elsewhere.named("cancel")] == [1, 2]
 
 
 def test_an_order_is_of_the_full_pages_without_the_last_token() -> None:

@@ -1,5 +1,6 @@
 """The last requests of a gateway: what is remembered of each, for how long, and who may see it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from weir.core.errors import NotFound, Overloaded, PermissionDenied, Unauthentic
 from weir.core.life import FinishReason, Phase
 from weir.testing.load import greedy_request, stream
 from weir.wire.v1 import worker_pb2
+from weir_gateway import refusal_pace
 from weir_gateway.access import AccessControl
 from weir_gateway.frontends.openapi.document import openapi_document
 from weir_gateway.recent.store import RecentRequests, RecentSettings, RequestFilter
@@ -181,6 +183,18 @@ async def test_with_keys_in_force_operators_alone_see_it(world: World, http: htt
     assert (await http.get("/debug/requests", headers=bearer(OPERATOR))).status_code == 200
     # an operator's key is nobody's who may ask a model
     assert (await http.get("/v1/models", headers=bearer(OPERATOR))).status_code == 401
+
+
+async def test_an_operator_is_answered_at_once_however_many_strangers_are_refused(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusal_pace, "_PER_S", 0.001)
+    monkeypatch.setattr(refusal_pace, "_MAX_WAIT_S", 60.0)
+    await write(world, GUARDED)
+    for _ in range(20):
+        assert (await http.get("/debug/requests")).status_code == 401
+    missing = http.get("/debug/requests/nothing", headers=bearer(OPERATOR))
+    assert (await asyncio.wait_for(missing, timeout=30)).status_code == 404
 
 
 async def test_what_its_worker_waited_for_and_who_went_on_explains_a_phase() -> None:

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.scheduler.rig import Rig, make_limits, make_worker
+from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 
-from weir.bus.messages import HeldRequest, Placement, WorkerRecord
+from weir.bus.messages import Held, HeldRequest, Placement, WorkerRecord
 from weir.bus.migration import Migrate
 from weir.scheduling.commands import SendMigrate
+from weir.scheduling.limits import PlacingLimits
 from weir.scheduling.migrations import MAX_AT_A_TIME
 
 HOSTS = ("a", "b")
@@ -71,6 +72,14 @@ def test_nothing_moves_while_nobody_is_emptied() -> None:
     assert asked(rig) == []
 
 
+def test_nothing_moves_where_nothing_may_cross() -> None:
+    rig = two_hosts(2)
+    rig.core.set_limits(replace(rig.limits, placing=PlacingLimits(crossing="nothing")))
+    drain(rig)
+    rig.run(3.0)
+    assert asked(rig) == []
+
+
 def test_what_a_drained_host_runs_goes_to_the_other_a_few_at_a_time() -> None:
     rig = two_hosts(5)
     drain(rig)
@@ -114,6 +123,47 @@ def test_where_nothing_is_free_it_stays_until_something_is() -> None:
     assert asked(rig) == []
 
 
+def test_what_nobody_has_room_for_is_looked_at_less_and_less_often() -> None:
+    rig = two_hosts(1, pages=1)
+    migrations = rig.core.migrations
+    drain(rig)
+    rests = [migrations._rests["r0"].length_s]
+    for _ in range(150):
+        rig.run(1.0)
+        rests += [migrations._rests["r0"].length_s]
+    assert sorted(set(rests)) == [1, 2, 4, 8, 16, 32, 60]
+    rig.put(*(replace(rig.workers[f"{role}-a"], num_arena_pages=100) for role in ("prefill", "decode")))
+    rig.run(60.0)
+    assert len(asked(rig)) == 1
+
+
+def test_what_waits_for_its_turn_does_not_rest() -> None:
+    rig = two_hosts(4)
+    drain(rig)
+    rig.run(10.0)
+    answer(rig, asked(rig)[0])
+    move(rig, asked(rig)[0])
+    assert len(asked(rig)) == 3
+
+
+def test_pages_that_leave_a_host_are_room_for_nobody() -> None:
+    for num_leaving in (98, 99):
+        rig = two_hosts(1)
+        reservations = rig.core._requests.reservations
+        reservations.prefill_load("prefill-a").num_leaving_pages = num_leaving
+        rig.put(*(replace(rig.workers[f"{role}-b"], is_draining=True) for role in ("prefill", "decode")))
+        is_begun = any(isinstance(command, SendMigrate) for command in rig.core.decide())
+        assert is_begun == (num_leaving == 98), "of 100 pages it needs two"
+
+
+def test_pages_of_another_size_are_of_no_use_there() -> None:
+    rig = two_hosts(1)
+    rig.put(*(replace(rig.workers[f"{role}-a"], page_bytes=4096) for role in ("prefill", "decode")))
+    drain(rig)
+    rig.run(3.0)
+    assert asked(rig) == []
+
+
 def test_a_gateway_that_does_not_begin_is_asked_again_later() -> None:
     rig = two_hosts(1)
     drain(rig)
@@ -139,6 +189,19 @@ def test_what_its_gateway_gives_up_stays_where_it_is_and_is_tried_again() -> Non
     assert len(asked(rig)) == 2
     move(rig, asked(rig)[1], dispatch=3)
     assert rig.metric("migrations_moved_total") == 1
+
+
+def test_a_list_that_comes_late_gives_nothing_up() -> None:
+    rig = two_hosts(1)
+    late = Held("g", 1, tuple(rig.gateways["g"]))
+    drain(rig)
+    answer(rig, asked(rig)[0])
+    hold(rig, "r0", is_migrating=True)
+    rig.run(3.0)
+    rig.core.held(late)
+    rig.decide()
+    assert rig.metric("migrations_abandoned_total") == 0
+    assert rig.metric("migrations_under_way") == 1
 
 
 def test_one_that_ends_meanwhile_leaves_nothing() -> None:
@@ -177,6 +240,18 @@ def test_prompts_that_are_read_stay() -> None:
     drain(rig)
     rig.run(1.0)
     assert asked(rig) == []
+
+
+def test_prompts_that_another_host_reads_for_it_stay() -> None:
+    rig = two_hosts(0)
+    here = "decode-b", "address-of-decode-b"
+    placement = Placement(1, *here, *here, num_reserved_pages=2, prefix_worker_id="prefill-a", prefix_source="a:9")
+    rig.gateways["g"] = [HeldRequest(make_submit("r0"), placement)]
+    rig.run(0.5)
+    drain(rig)
+    assert asked(rig) == []
+    rig.prefilled("r0")
+    assert len(asked(rig)) == 1
 
 
 STEPS = st.sampled_from(["drain", "undo", "accept", "decline", "move", "give up", "finish", "submit", "time"])

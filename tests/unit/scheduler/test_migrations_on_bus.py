@@ -1,15 +1,22 @@
 """Migrations over the in-memory bus: asked until answered, and settled by the next list of held requests."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from opentelemetry.trace import NoOpTracer
 from tests.unit.scheduler.rig import make_worker
 from tests.unit.scheduler.scripted import SUBJECTS, Stack, eventually
+from tests.unit.scheduler.test_migrations import drain, two_hosts
 
-from weir.bus.in_memory import LOST, Leg, ScriptedFaults
+from weir.bus.endpoint import BusEndpoint
+from weir.bus.in_memory import LOST, InMemoryHub, Leg, ScriptedFaults
 from weir.bus.messages import Prefilled
 from weir.bus.migration import Migrate, MigrateReply
+from weir.core.clock import SystemClock
+from weir.scheduling.commands import SendMigrate
+from weir_scheduler.command_sender import CommandSender
 
 
 @pytest.fixture
@@ -49,3 +56,27 @@ async def test_a_lost_migrate_or_answer_is_sent_again(stack: Stack, faults: Scri
     metrics = scheduler.describe().metrics
     assert (metrics["messages_under_way"], metrics["migrations_under_way"]) == (0, 0)
     assert scheduler.describe().integrity_errors == ()
+
+
+async def test_a_scheduler_that_is_not_certain_of_leading_asks_for_no_migration() -> None:
+    rig = two_hosts(1)
+    drain(rig)
+    [command] = [command for command in rig.commands if isinstance(command, SendMigrate)]
+    hub, asked, certain = InMemoryHub(), list[Migrate](), asyncio.Event()
+    tracer = NoOpTracer()
+    gateway, endpoint = BusEndpoint(hub.connect(), tracer), BusEndpoint(hub.connect(), tracer)
+
+    async def on_migrate(migrate: Migrate) -> MigrateReply:
+        asked.append(migrate)
+        return MigrateReply(accepted=True)
+
+    await gateway.serve(SUBJECTS.migrate("g"), Migrate, on_migrate)
+    sender = CommandSender(endpoint, SUBJECTS, rig.core, SystemClock(), lambda: None, tracer, certain.is_set)
+    sender.run(command)
+    await asyncio.sleep(0.05)
+    assert asked == []
+    certain.set()
+    await eventually(lambda: asked == [command.migrate])
+    await sender.close()
+    await endpoint.close()
+    await gateway.close()

@@ -5,6 +5,7 @@ with the first token. Until that is there they are booked in both arenas: at the
 receiver in what is reserved for the request. Neither gives more of an arena than services pin, or reserve, for others.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from weir.bus.messages import Submit
@@ -15,6 +16,10 @@ from weir.scheduling.prefix_view import Hashes, PrefixDepths
 from weir.scheduling.routing.links import LinkRates
 from weir.scheduling.routing.router import Crossing, Option
 from weir.scheduling.routing.sources import LEAST_FETCHED_TOKENS, LONGEST_FETCH_MS, MAX_SHARE
+
+_LONGEST_QUEUE_MS = 1500.0
+"""At the sender. The receiver's offer waits two seconds for the first page (`weir_transfer.exchange.pages_service`),
+and what comes later is computed twice."""
 
 
 class CrossingPrompt(NamedTuple):
@@ -49,10 +54,12 @@ class CrossingRouter:
         num_missing = num_tokens - prompt.reported.num_tokens(receiver.arena.arena_id)
         if num_missing < LEAST_FETCHED_TOKENS:
             return None
-        num_cached = min(prompt.depths.num_tokens(worker.arena.arena_id), num_tokens)
         queue_ms = worker.prefill.queue_ms(now_s) if worker.prefill.prompts else 0.0
-        prefill_ms = worker.prefill_ms(num_tokens - num_cached, num_cached)
-        exposed_ms = self._exposed_ms(num_missing, num_tokens - num_cached, prefill_ms, worker, receiver, now_s)
+        if queue_ms > _LONGEST_QUEUE_MS:
+            return None
+        num_cached = min(prompt.depths.num_tokens(worker.arena.arena_id), num_tokens)
+        num_arriving = receiver.arena.num_arriving_pages
+        prefill_ms, exposed_ms = self._times_ms(prompt, worker, receiver, now_s, num_arriving)
         if queue_ms + prefill_ms + exposed_ms > LONGEST_FETCH_MS:
             return None
         tail_ms = receiver.prefill_beside_ms(submit.num_prompt_tokens - num_tokens, num_tokens)
@@ -74,6 +81,16 @@ class CrossingRouter:
             crossing=Crossing(worker.record.pages_address, prompt.num_pages),
         )
 
+    def can_come(
+        self, prompt: CrossingPrompt, senders: Iterable[PrefillCandidate], receiver: WorkerState, now_s: float
+    ) -> bool:
+        """Whether it could be in time from one of them that has nothing else to do, over a link that is free."""
+        return any(
+            self.can_cross(prompt.num_pages, sender.worker, receiver)
+            and sum(self._times_ms(prompt, sender.worker, receiver, now_s, num_arriving=0)) <= LONGEST_FETCH_MS
+            for sender in senders
+        )
+
     def least_ms(self, sender: WorkerState) -> float:
         """That a crossing of a long prompt adds to the first token, where nobody has measured the link."""
         return self._links.prior.transfer_ms(sender.step_tokens * sender.record.page_bytes / PAGE_TOKENS)
@@ -87,24 +104,24 @@ class CrossingRouter:
         least = min(sender.arena.num_pages, receiver.arena.num_pages)
         return 0 < num_pages <= MAX_SHARE * least and sender.prefill_ms(num_pages * PAGE_TOKENS, 0) < LONGEST_FETCH_MS
 
-    def _exposed_ms(
-        self,
-        num_missing: int,
-        num_uncached: int,
-        prefill_ms: float,
-        worker: WorkerState,
-        receiver: WorkerState,
-        now_s: float,
-    ) -> float:
-        """Of the transfer, behind what the receiver waits for already, once the sender has computed `num_uncached`
-        tokens in `prefill_ms`."""
+    def _times_ms(
+        self, prompt: CrossingPrompt, worker: WorkerState, receiver: WorkerState, now_s: float, num_arriving: int
+    ) -> tuple[float, float]:
+        """(the sender's prefill, of the transfer what the receiver waits for behind that), where so many pages of
+        others are on their way."""
+        num_tokens = prompt.num_pages * PAGE_TOKENS
+        num_missing = num_tokens - prompt.reported.num_tokens(receiver.arena.arena_id)
+        num_cached = min(prompt.depths.num_tokens(worker.arena.arena_id), num_tokens)
+        num_uncached = num_tokens - num_cached
+        prefill_ms = worker.prefill_ms(num_uncached, num_cached)
         link = self._links.cost(worker.record.pages_address, receiver.arena.arena_id, now_s)
         token_bytes = worker.record.page_bytes / PAGE_TOKENS
         num_first = min(worker.step_tokens, num_uncached)
         later_ms = prefill_ms * (1 - num_first / num_uncached) if num_uncached else 0.0
         num_last = min(num_first, num_missing)
-        on_its_way = receiver.arena.num_arriving_pages * worker.record.page_bytes
-        return link.exposed_ms(on_its_way + num_missing * token_bytes, num_last * token_bytes, later_ms)
+        on_its_way = num_arriving * worker.record.page_bytes
+        exposed_ms = link.exposed_ms(on_its_way + num_missing * token_bytes, num_last * token_bytes, later_ms)
+        return prefill_ms, exposed_ms
 
 
 def has_room(num_pages: int, sender: WorkerState, receiver: WorkerState) -> bool:
