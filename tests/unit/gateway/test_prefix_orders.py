@@ -64,7 +64,7 @@ async def test_both_are_asked_at_once_and_the_answer_is_that_of_the_decode_worke
 
 async def test_a_host_that_is_not_there_costs_nothing_but_its_help(world: World, elsewhere: FakeWorker) -> None:
     await elsewhere.stop()
-    running = asyncio.create_task(run(world))
+    running = run(world)
     await world.until(lambda: world.metric("prefix_orders_failed_total") == 1, "given up")
     await world.until(lambda: world.decode.named("start"), "asked")
     world.decode.send(update(world.decode.named("start")[0].request_id, 0, ANSWER, finish=LENGTH))
