@@ -53,9 +53,17 @@ class TwoHosts:
         return start_host(host, [*self.commands[host.name], *self.sizes], self.max_num_seqs, self.environ)
 
     def figures(self, host: Host) -> dict[str, dict[str, float]]:
-        """Of the processes that run at it, as `weir status` at that host says."""
-        told = json.loads(host.run(*WEIR, "status", "--json", *RUNTIME, timeout_s=TIMEOUT_S))
-        assert all(process["state"] == "ready" for process in told["processes"]), told
+        """Of the processes that run at it, as `weir status` at that host says; once all of them are ready."""
+        told: dict[str, Any] = {}
+
+        def are_all_ready() -> bool:
+            try:
+                told.update(json.loads(host.run(*WEIR, "status", "--json", *RUNTIME, timeout_s=TIMEOUT_S)))
+            except RuntimeError:  # one is being started
+                return False
+            return all(process["state"] == "ready" for process in told["processes"])
+
+        wait_until(are_all_ready, timeout_s=TIMEOUT_S, what=f"all processes of {host.name} are ready")
         return {process["name"]: process["metrics"] for process in told["processes"]}
 
     def ask(
