@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from weir.core.life import Attempt
-from weir.kv.memory.page_access import InPlace, PageMemoryAway
+from weir.kv.memory.page_access import InPlace
 from weir.kv.movers.frames import (
     HEADER_BYTES,
 )
@@ -208,30 +208,6 @@ def test_a_stream_that_breaks_again_and_again_fails_the_pull(world: World) -> No
     pull.want(world.wanted(world.offer(ORDER)))
     with pytest.raises(PullFailed, match=r"its stream broke 4 times, the last time since"):
         pull.finish()
-
-
-@dataclass(frozen=True)
-class RefusingOnce(InPlace):
-    """As where a device does not take a page at first."""
-
-    refused: list[bool]
-
-    def end(self, memory: memoryview) -> None:
-        if not self.refused:
-            self.refused.append(True)
-            raise PageMemoryAway("not now")
-
-
-def test_a_page_that_its_place_does_not_take_at_first_is_asked_for_anew(world: World) -> None:
-    offered = world.offer(ORDER)
-    wanted = world.wanted(offered)
-    assert isinstance(wanted[2].place, InPlace)
-    wanted[2] = replace(wanted[2], place=RefusingOnce(wanted[2].place.memory, []))
-    pull = world.pull(limits=PullLimits(num_streams=1))
-    pull.want(wanted)
-    figures = pull.finish()
-    assert (world.received[: len(ORDER)] == world.pages[ORDER]).all()
-    assert (figures.num_pages, figures.num_breaks) == (len(ORDER), 1)
 
 
 @pytest.mark.parametrize("place", [HEADER_BYTES + 5, HEADER_BYTES + PAGE_BYTES - 1])

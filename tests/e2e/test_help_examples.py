@@ -147,7 +147,7 @@ ABSENT: Mapping[str, str] = {
     "weir drain --host 10.0.0.2 --wait": "other hosts; tests/hosts has some",
     "weir planner --ttft-ms 1000 --itl-ms 100": "somebody who ends it; tests/e2e/test_planner.py does",
     "weir planner switch --metrics-port 9464": "somebody who ends it; tests/e2e/test_planner.py does",
-    "weir planner scale --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051 --max-workers 8,24": "another stack",
+    "weir planner scale --metrics-port 9464 --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051": "another stack",
     "weir host --join tls://10.0.0.1:4222 --instance lab --address 10.0.0.2 --credentials-dir lab/b": (
         "other hosts; tests/hosts has some"
     ),
