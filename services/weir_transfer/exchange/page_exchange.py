@@ -17,6 +17,7 @@ from weir.rpc.tls.page_streams import check_peer, client_context, server_context
 from weir.wire.v1 import pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
+from weir_transfer.exchange.arena_pulls import ArenaPulls
 from weir_transfer.exchange.pages_service import PagesService
 from weir_transfer.exchange.prefix_fetcher import PrefixFetcher
 from weir_transfer.exchange.running_sequences import RunningSequences
@@ -57,8 +58,9 @@ class PageExchange:
         shown = f"{port.address.rpartition(':')[0]}:{self._listener.port}"
         sequences = SequenceOffers(remote, running, self._source, shown)
         self._servicer = PagesService(arena, remote, self._source, shown, settled, sequences)
-        self.fetcher = PrefixFetcher(arena, remote, port.dialer, self._connect, settled)
-        self.stager = SequenceFetcher(arena, remote, port.dialer, self._connect, settled)
+        pulls = ArenaPulls(arena, self._connect)
+        self.fetcher = PrefixFetcher(pulls, remote, port.dialer, settled)
+        self.stager = SequenceFetcher(pulls, remote, port.dialer, settled)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pages_pb2_grpc.add_PagesServicer_to_server(self._servicer, server)

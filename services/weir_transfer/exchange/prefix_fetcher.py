@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,15 +17,11 @@ from typing import Any
 import grpc.aio
 
 from weir.bus.prefix_news import MAX_FETCHED, PrefixFetched
-from weir.core.addresses import split_port
-from weir.core.life import Attempt
-from weir.kv.movers.frames import ID_BYTES
-from weir.kv.movers.pipes import PagePipe
-from weir.kv.movers.pull import PagePull, PullFailed, PullFigures, PullHello, PullLimits, WantedPage
+from weir.kv.movers.pull import PagePull, PullFailed, PullFigures, PullLimits, WantedPage
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
-from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
+from weir_transfer.exchange.arena_pulls import ArenaPulls, end_pull
 from weir_transfer.exchange.offer_reader import OfferReader
 from weir_transfer.remote_prefixes import RemotePrefixes, Reservation
 
@@ -37,8 +33,6 @@ LONGEST_STILL_S = 4.0
 """Without another page, offered or come: it is computed there too slowly, or nobody is there any more."""
 LEAST_PAGES = 8
 """Fewer are computed sooner than asked for."""
-Connect = Callable[[str, int, float], PagePipe]
-"""To a page stream's host and port, within so many seconds. Raises OSError."""
 
 
 @dataclass(slots=True)
@@ -63,16 +57,12 @@ class _Fetch:
 class PrefixFetcher:
     """Of one arena."""
 
-    def __init__(
-        self, arena: ClaimedArena, remote: RemotePrefixes, dialer: Dialer, connect: Connect, settled: ChangeSignal
-    ) -> None:
+    def __init__(self, arena: ArenaPulls, remote: RemotePrefixes, dialer: Dialer, settled: ChangeSignal) -> None:
         """`settled` is notified when more may be cached."""
-        self._settled = settled
-        self._segment = arena.segment
-        self._pages = arena.pages
+        self._arena = arena
         self._remote = remote
         self._dialer = dialer
-        self._connect = connect
+        self._settled = settled
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         """What follows fetches, and is never cancelled."""
@@ -134,9 +124,9 @@ class PrefixFetcher:
 
     async def _settle(self, fetch: _Fetch) -> None:
         """What came is kept, also where the rest did not: it was as offered."""
-        pull, loop = fetch.pull, asyncio.get_running_loop()
-        while pull is not None and not await loop.run_in_executor(self._threads, pull.cancel):
-            _log.error("a thread that pulls pages does not end: its pages are kept until it does")
+        pull = fetch.pull
+        if pull is not None:
+            await end_pull(pull)
         if pull is not None and pull.num_first_pages:
             await self._wait_for_earlier(fetch.reservation)
         num_pages, figures = (pull.num_first_pages, pull.figures) if pull is not None else (0, PullFigures())
@@ -160,8 +150,8 @@ class PrefixFetcher:
         """Raises AioRpcError, PullFailed, OSError, ValueError."""
         reservation = fetch.reservation
         request = pages_pb2.OfferRequest(
-            model_digest=self._segment.model_digest,
-            page_bytes=self._segment.geometry.page_bytes,
+            model_digest=self._arena.model_digest,
+            page_bytes=self._arena.page_bytes,
             page_hashes=b"".join((*reservation.earlier_hashes, *reservation.hashes)),
             num_held_pages=len(reservation.earlier_hashes),
             is_expected=fetch.is_expected,
@@ -180,7 +170,10 @@ class PrefixFetcher:
         try:
             while not is_last and (offered := await offers.try_take(LONGEST_STILL_S)) is not None:
                 if fetch.pull is None:
-                    fetch.pull, fetch.round_trip_s = self._begin_pull(offered), fetch.age_s
+                    fetch.pull, fetch.round_trip_s = (
+                        self._arena.begin(offered, PullLimits(), LONGEST_FETCH_S),
+                        fetch.age_s,
+                    )
                 wanted = self._wanted(fetch.reservation, num_wanted, offered.pages)
                 if wanted:
                     fetch.pull.want(wanted)
@@ -220,21 +213,8 @@ class PrefixFetcher:
         for number, (page, page_id, page_hash) in enumerate(places, start=first):
             if page.page_hash != page_hash:
                 raise ValueError(f"page {number} of the offer is {page.page_hash.hex()}, not {page_hash.hex()}")
-            wanted.append(WantedPage(number, page.generation, page.checksum, self._pages.place(page_id)))
+            wanted.append(WantedPage(number, page.generation, page.checksum, self._arena.place(page_id)))
         return wanted
-
-    def _begin_pull(self, offered: pages_pb2.OfferResponse) -> PagePull:
-        """Raises ValueError."""
-        if len(offered.transfer_id) != ID_BYTES or len(offered.ticket) != ID_BYTES:
-            raise ValueError(f"transfer_id and ticket must have {ID_BYTES} bytes")
-        host, port = split_port(offered.stream_address)
-        return PagePull(
-            PullHello(offered.transfer_id, Attempt(), offered.ticket),
-            self._segment.geometry.page_bytes,
-            lambda timeout_s: self._connect(host, port, timeout_s),
-            PullLimits(),
-            time.monotonic() + LONGEST_FETCH_S,
-        )
 
 
 def why_not(error: BaseException) -> str:

@@ -4,32 +4,28 @@ offered there ─> pages reserved ─> pulled ─> cached and pinned here ─> t
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from weir.core.addresses import split_port
-from weir.core.life import Attempt
-from weir.kv.movers.frames import ID_BYTES
-from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
+from weir.kv.movers.pull import PagePull, PullFailed, PullLimits, WantedPage
 from weir.kv.prefixes import split_hashes
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
-from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
-from weir_transfer.exchange.prefix_fetcher import Connect
+from weir_transfer.exchange.arena_pulls import ArenaPulls, end_pull
 from weir_transfer.exchange.sequence_offers import LONGEST_STAGE_S
 from weir_transfer.remote_prefixes import RemotePrefixes
 
-_log = logging.getLogger(__name__)
 MAX_STAGES = 8
 _LIMITS = PullLimits(num_streams=1, max_breaks=1, rest_s=4.0)
 """Pages come one by one: a stream that rests meanwhile is not opened anew for each, and closed before its source does.
 The end of what is offered breaks it, mostly since the sequence has ended."""
 _LONGEST_WAIT_S = 2.0
 """For pages of the sequence that are being computed here, or brought here, for others."""
+
+_ENDS = "no more comes here: the transfer service ends"
 
 
 class TooManyStages(Exception):
@@ -39,16 +35,12 @@ class TooManyStages(Exception):
 class SequenceFetcher:
     """Of one arena."""
 
-    def __init__(
-        self, arena: ClaimedArena, remote: RemotePrefixes, dialer: Dialer, connect: Connect, settled: ChangeSignal
-    ) -> None:
+    def __init__(self, arena: ArenaPulls, remote: RemotePrefixes, dialer: Dialer, settled: ChangeSignal) -> None:
         """`settled` is notified when more may be cached."""
-        self._settled = settled
-        self._segment = arena.segment
-        self._pages = arena.pages
+        self._arena = arena
         self._remote = remote
         self._dialer = dialer
-        self._connect = connect
+        self._settled = settled
         self._num_stages = 0
         self._pulls: set[PagePull] = set()
         self._is_closing = False
@@ -57,7 +49,7 @@ class SequenceFetcher:
     async def close(self) -> None:
         """Nobody writes into pages of this arena any more when it returns."""
         self._is_closing = True
-        await asyncio.gather(*map(self._end, tuple(self._pulls)))
+        await asyncio.gather(*map(end_pull, tuple(self._pulls)))
         self._threads.shutdown()
 
     async def stage(self, request_id: str, address: str) -> AsyncGenerator[int]:
@@ -69,8 +61,8 @@ class SequenceFetcher:
         self._num_stages += 1
         hashes, pinned, number = list[bytes](), list[int](), 0
         request = pages_pb2.OfferSequenceRequest(
-            model_digest=self._segment.model_digest,
-            page_bytes=self._segment.geometry.page_bytes,
+            model_digest=self._arena.model_digest,
+            page_bytes=self._arena.page_bytes,
             request_id=request_id,
         )
         try:
@@ -85,7 +77,7 @@ class SequenceFetcher:
                 async for offered in call:
                     hashes += split_hashes(offered.page_hashes)
                     if not pulls:
-                        pulls.append(self._begin_pull(offered.offer))
+                        pulls.append(self._begin(offered.offer))
                     await self._bring(pulls[0], hashes, number, offered.offer)
                     number += len(offered.offer.pages)
                     pinned += self._remote.keep(hashes, len(pinned))
@@ -102,7 +94,7 @@ class SequenceFetcher:
             yield pulls
         finally:
             for pull in pulls:
-                await self._end(pull)
+                await end_pull(pull)
                 self._pulls.discard(pull)
                 self._remote.count_pull(pull.figures)
 
@@ -111,6 +103,10 @@ class SequenceFetcher:
         ends_at_s = time.monotonic() + _LONGEST_WAIT_S
         while self._remote.is_coming(hashes) and time.monotonic() < ends_at_s:
             await self._settled.wait(ends_at_s - time.monotonic())
+        if self._remote.is_coming(hashes):
+            raise PullFailed("pages of the sequence are being brought here for others, and do not come")
+        if self._is_closing:
+            raise PullFailed(_ENDS)
         reservation = self._remote.try_reserve(hashes)
         if reservation is None:
             return
@@ -118,7 +114,7 @@ class SequenceFetcher:
         try:
             missing = dict(zip(reservation.hashes, reservation.page_ids, strict=True))
             wanted = [
-                WantedPage(number, page.generation, page.checksum, self._pages.place(missing[page_hash]))
+                WantedPage(number, page.generation, page.checksum, self._arena.place(missing[page_hash]))
                 for number, (page_hash, page) in enumerate(zip(hashes[first:], offer.pages, strict=True), start=first)
                 if page_hash in missing
             ]
@@ -136,38 +132,13 @@ class SequenceFetcher:
         try:
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, pull.wait))
         except BaseException:
-            await self._end(pull)
+            await end_pull(pull)
             raise
 
-    async def _end(self, pull: PagePull) -> None:
-        """However often it is cancelled: until then its pages can be given to nobody."""
-        ending, cancelled = asyncio.ensure_future(_until_ended(pull)), None
-        while not ending.done():
-            try:
-                await asyncio.shield(ending)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-
-    def _begin_pull(self, offer: pages_pb2.OfferResponse) -> PagePull:
+    def _begin(self, offer: pages_pb2.OfferResponse) -> PagePull:
         """Raises ValueError, and PullFailed at the end."""
         if self._is_closing:
-            raise PullFailed("no more comes here: the transfer service ends")
-        if len(offer.transfer_id) != ID_BYTES or len(offer.ticket) != ID_BYTES:
-            raise ValueError(f"transfer_id and ticket must have {ID_BYTES} bytes")
-        host, port = split_port(offer.stream_address)
-        pull = PagePull(
-            PullHello(offer.transfer_id, Attempt(), offer.ticket),
-            self._segment.geometry.page_bytes,
-            lambda timeout_s: self._connect(host, port, timeout_s),
-            _LIMITS,
-            time.monotonic() + LONGEST_STAGE_S,
-        )
+            raise PullFailed(_ENDS)
+        pull = self._arena.begin(offer, _LIMITS, LONGEST_STAGE_S)
         self._pulls.add(pull)
         return pull
-
-
-async def _until_ended(pull: PagePull) -> None:
-    while not await asyncio.to_thread(pull.cancel):
-        _log.error("a thread that pulls pages does not end: its pages are kept until it does")
