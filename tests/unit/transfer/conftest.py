@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.transfer.host import Host
+from tests.unit.transfer.host import Host, open_two_hosts
 
 from weir.core.clock import ManualClock
 from weir.core.life import Attempt
@@ -102,3 +102,9 @@ async def host() -> AsyncIterator[Host]:
         yield made
         await made.close()
         assert made.shutdown_reasons == []
+
+
+@pytest.fixture(params=["pages in the segment", "pages on a device"])
+async def hosts(request: pytest.FixtureRequest) -> AsyncIterator[list[Host]]:
+    async with open_two_hosts(on_device=request.param == "pages on a device") as made:
+        yield made

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,3 +180,21 @@ def memory_of(client: ArenaClient) -> NDArray[np.uint8]:
         return client.segment.pages
     assert isinstance(on_device, HostMemory)
     return np.frombuffer(on_device.buffer, np.uint8).reshape(-1, 4096)
+
+
+@contextlib.asynccontextmanager
+async def open_two_hosts(*, on_device: bool = False) -> AsyncIterator[list[Host]]:
+    """That exchange pages. At the end nothing is reserved or pinned at either."""
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for _ in range(2):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-"))
+            host = Host(Path(folder), exchanges_pages=True, on_device=on_device)
+            await host.start()
+            stack.push_async_callback(host.close)
+            made.append(host)
+        yield made
+        for host in made:
+            assert host.shutdown_reasons == []
+            assert host.metric("remote_pages_reserved") == 0
+            await until(lambda host=host: host.metric("remote_pages_pinned") == 0)  # type: ignore[misc]

@@ -1,11 +1,7 @@
 """Prefixes that a host lacks come from another one that has them: as they were, once, and with nothing left behind."""
 
 import asyncio
-import tempfile
-import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
-from pathlib import Path
+from collections.abc import Sequence
 
 import grpc.aio
 import numpy as np
@@ -26,23 +22,6 @@ from weir_transfer.exchange.prefix_fetcher import LEAST_PAGES
 HASHES = page_hashes(range(160), prefix_seed("digest"))
 NUM_PAGES = 11
 TRACE = 0xABC
-
-
-@pytest.fixture(params=["pages in the segment", "pages on a device"])
-async def hosts(request: pytest.FixtureRequest) -> AsyncIterator[list[Host]]:
-    async with AsyncExitStack() as stack:
-        made = []
-        for _ in range(2):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-"))
-            host = Host(Path(folder), exchanges_pages=True, on_device=request.param == "pages on a device")
-            await host.start()
-            stack.push_async_callback(host.close)
-            made.append(host)
-        yield made
-        for host in made:
-            assert host.shutdown_reasons == []
-            assert host.metric("remote_pages_reserved") == 0
-            await until(lambda host=host: host.metric("remote_pages_pinned") == 0)  # type: ignore[misc]
 
 
 def pages_of(client: ArenaClient, page_ids: Sequence[int]) -> NDArray[np.uint8]:
@@ -301,43 +280,6 @@ async def test_page_streams_that_are_cut_meanwhile_cost_the_computation(
     match = await fetch(here, hosts[0].pages_address)
     assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
     await give_back(here, match)
-
-
-async def test_a_service_that_stops_waits_for_what_it_fetches_and_frees_it(hosts: list[Host]) -> None:
-    there, here = [await host.client("w0") for host in hosts]
-    await compute(there)
-    fetching = asyncio.create_task(fetch(here, hosts[0].pages_address))
-    await until(lambda: hosts[1].metric("remote_pages_reserved") > 0 or fetching.done())
-    await hosts[1].service._exchange.close()  # type: ignore[union-attr]
-    assert hosts[1].metric("remote_pages_reserved") == 0
-    await give_back(here, await fetching)
-
-
-async def test_a_fetch_that_is_ended_before_it_began_leaves_nothing(hosts: list[Host]) -> None:
-    fetcher = hosts[1].service._exchange.fetcher  # type: ignore[union-attr]
-    fetcher.begin(HASHES, hosts[0].pages_address)
-    assert hosts[1].metric("remote_pages_reserved") == 10
-    await fetcher.close()
-    assert hosts[1].metric("remote_pages_reserved") == hosts[1].metric("prefix_pending") == 0
-
-
-async def test_no_page_is_given_to_anybody_while_a_thread_may_write_into_it(
-    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there, here = [await host.client("w0") for host in hosts]
-    await compute(there)
-    has_ended, cancel = threading.Event(), PagePull.cancel
-    monkeypatch.setattr(PagePull, "cancel", lambda self: has_ended.wait(0.05) and cancel(self))
-    fetching = asyncio.create_task(fetch(here, hosts[0].pages_address))
-    await until(lambda: hosts[0].metric("remote_pages_sent_total") == 10)
-    closing = asyncio.create_task(hosts[1].service._exchange.fetcher.close())  # type: ignore[union-attr]
-    await asyncio.sleep(0.3)
-    assert hosts[1].metric("remote_pages_reserved") == 10
-    assert not closing.done()
-    has_ended.set()
-    await closing
-    assert hosts[1].metric("remote_pages_reserved") == 0
-    await give_back(here, await fetching)
 
 
 async def test_an_arena_of_another_model_offers_nothing(hosts: list[Host]) -> None:

@@ -1,14 +1,12 @@
 """The pages of a sequence that runs at one host come to another as they are filled, and nothing is left behind."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
-from pathlib import Path
+from contextlib import aclosing
 
 import numpy as np
 import pytest
-from tests.unit.transfer.host import Host, until
+from tests.unit.transfer.host import Host, open_two_hosts, until
 
 from weir.core.errors import Unavailable
 from weir.core.life import Attempt
@@ -26,19 +24,8 @@ NUM_PAGES = 8
 
 @pytest.fixture
 async def hosts() -> AsyncIterator[list[Host]]:
-    async with AsyncExitStack() as stack:
-        made = []
-        for _ in range(2):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-"))
-            host = Host(Path(folder), exchanges_pages=True)
-            await host.start()
-            stack.push_async_callback(host.close)
-            made.append(host)
+    async with open_two_hosts() as made:
         yield made
-        for host in made:
-            assert host.shutdown_reasons == []
-            assert host.metric("remote_pages_reserved") == 0
-            await until(lambda host=host: host.metric("remote_pages_pinned") == 0)  # type: ignore[misc]
 
 
 class Running:
@@ -111,6 +98,23 @@ async def test_what_is_here_already_does_not_come_again(hosts: list[Host]) -> No
     running = await begin(there, 60)
     async with aclosing(here.stage("r1", hosts[0].pages_address)) as staged:
         assert await anext(staged) == 3
+    assert hosts[1].metric("remote_pages_received_total") == 1
+    await running.end()
+
+
+async def test_what_is_being_computed_here_is_waited_for_and_does_not_come(hosts: list[Host]) -> None:
+    there, here = [await host.client("w0") for host in hosts]
+    hashes = page_hashes(TOKENS[: 2 * PAGE_TOKENS], SEED)
+    computing = await here.match(hashes, 3, 1)
+    running = await begin(there, 60)
+    async with aclosing(here.stage("r1", hosts[0].pages_address)) as staged:
+        first = asyncio.ensure_future(anext(staged))
+        await until(lambda: hosts[0].metric("remote_pages_offered_total") == 3)
+        await asyncio.sleep(0.2)
+        assert not first.done()
+        chain = PageChain(computing.acquired.page_ids, hashes)
+        await here.release((), computing.acquired.slots, [chain], [computing.match_id])
+        assert await first == 3
     assert hosts[1].metric("remote_pages_received_total") == 1
     await running.end()
 
