@@ -26,8 +26,8 @@ LONGEST_OFFER_S = 30.0
 """Then it ends, and its pages are not pinned any more."""
 MAX_OFFERS = 64
 _LOOK_AGAIN_S = 0.1
-_EXPECTED_S = 2.0
-"""For a worker to begin with what it was asked to compute."""
+_EXPECTED_S = 3.5
+"""For a worker to begin with what it was asked to compute, behind other prompts; before who fetches gives up."""
 
 
 class PagesService(pages_pb2_grpc.PagesServicer):

@@ -38,7 +38,7 @@ class OfferRequest(_message.Message):
     num_held_pages: _builtins.int
     """Number of first pages that the caller has."""
     is_expected: _builtins.bool
-    """A worker is about to compute it: for two seconds the offer waits for that to begin."""
+    """A worker is about to compute it: for 3.5 seconds the offer waits for that to begin."""
     def __init__(
         self,
         *,
