@@ -17,7 +17,7 @@ from weir.scheduling.routing.links import LinkRates
 from weir.scheduling.routing.router import Crossing, Option
 from weir.scheduling.routing.sources import LEAST_FETCHED_TOKENS, LONGEST_FETCH_MS, MAX_SHARE
 
-_LONGEST_QUEUE_MS = 2500.0
+_LONGEST_QUEUE_MS = 2000.0
 """At the sender. The receiver's offer waits 3.5 s for the first page (`weir_transfer.exchange.pages_service`),
 and what comes later is computed twice."""
 
