@@ -26,8 +26,10 @@ _LONGEST_S = 15.0
 _HEARD_AFTER_S = 0.5
 """A list of held requests that is made so long after its gateway's answer knows of the migration."""
 _REST_S = 1.0
-_LONGEST_REST_S = 60.0
-"""Until what came to nothing is tried again: twice as long each time, up to the longest."""
+_LONGEST_REST_S = 8.0
+"""Until what came to nothing is tried again: twice as long each time, up to the longest, some times in a grace period."""
+_FORGOTTEN_S = 60.0
+"""After its last rest a request begins anew with the first one."""
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ class Migrations:
                 self._end(move, "moved" if is_there else "ended", now_s)
             elif now_s - move.began_at_s > _LONGEST_S:
                 self._end(move, "late", now_s)
-        for request_id in [i for i, rest in self._rests.items() if rest.until_s + _LONGEST_REST_S <= now_s]:
+        for request_id in [i for i, rest in self._rests.items() if rest.until_s + _FORGOTTEN_S <= now_s]:
             del self._rests[request_id]
 
     def _end(self, move: _Move, outcome: str, now_s: float) -> None:

@@ -128,12 +128,12 @@ def test_what_nobody_has_room_for_is_looked_at_less_and_less_often() -> None:
     migrations = rig.core.migrations
     drain(rig)
     rests = [migrations._rests["r0"].length_s]
-    for _ in range(150):
+    for _ in range(40):
         rig.run(1.0)
         rests += [migrations._rests["r0"].length_s]
-    assert sorted(set(rests)) == [1, 2, 4, 8, 16, 32, 60]
+    assert sorted(set(rests)) == [1, 2, 4, 8]
     rig.put(*(replace(rig.workers[f"{role}-a"], num_arena_pages=100) for role in ("prefill", "decode")))
-    rig.run(60.0)
+    rig.run(8.0)
     assert len(asked(rig)) == 1
 
 
