@@ -35,10 +35,15 @@ asyncio.run(main(json.load(open(sys.argv[1]))))
 """
 
 
+@pytest.fixture(scope="module", params=["int8", "fp32"])
+def precision(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+def hosts(tmp_path_factory: pytest.TempPathFactory, precision: str) -> Iterator[TwoHosts]:
     folder = tmp_path_factory.mktemp("split")
-    flags = ("--precision", "int8")
+    flags = ("--precision", precision)
     environ = {"WEIR_SERVES_LOCALLY": "false"}
     with open_two_hosts(
         folder, 8, *flags, a_has="prefill = 1\ndecode = 0", b_has="prefill = 0\ndecode = 1", environ=environ
@@ -56,13 +61,16 @@ def ids(hosts: TwoHosts, asked: Sequence[tuple[Sequence[int], int]], *, skips: b
     return told
 
 
-def test_answers_of_two_hosts_are_those_of_one_and_each_page_crosses_once(hosts: TwoHosts) -> None:
+def test_answers_of_two_hosts_are_those_of_one_and_each_page_crosses_once(hosts: TwoHosts, precision: str) -> None:
     golden = [one for one in load_golden() if len(one.prompt_ids) > _LEAST_TOKENS][:3]
     short = [one for one in load_golden() if len(one.prompt_ids) < PAGE_TOKENS][:2]
     asked = [(one.prompt_ids, min(12, len(one.expected_ids))) for one in (*golden, *short)]
     alone = ids(hosts, asked, skips=True)
     before = {host.name: hosts.figures(host) for host in (hosts.a, hosts.b)}
-    assert ids(hosts, asked) == alone
+    if precision == "int8":
+        assert ids(hosts, asked) == alone
+    else:  # three such prompts in one step take longer than anybody waits for a page
+        assert [ids(hosts, [one])[0] for one in asked] == alone
     after = {host.name: hosts.figures(host) for host in (hosts.a, hosts.b)}
 
     def rise(host: str, process: str, name: str) -> float:
