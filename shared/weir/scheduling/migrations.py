@@ -27,7 +27,7 @@ _HEARD_AFTER_S = 0.5
 """A list of held requests that is made so long after its gateway's answer knows of the migration."""
 _REST_S = 1.0
 _LONGEST_REST_S = 8.0
-"""Until what came to nothing is tried again: twice as long each time, up to the longest, some times in a grace period."""
+"""Until what came to nothing is tried again: twice as long each time, up to this: some times in a grace period."""
 _FORGOTTEN_S = 60.0
 """After its last rest a request begins anew with the first one."""
 
