@@ -47,6 +47,9 @@ class SchedulerConfig(ServiceConfig):
         "Whether one more request fits: by the worst case; by what runs now; by the lengths of past outputs; or by "
         "predicted lengths.",
     )
+    link_mbit_s: float = setting(
+        1000.0, "Of links between hosts that nobody has measured lately: whether a prefix is fetched depends on it."
+    )
     nats_replicas: int = setting(
         1, "Servers of a NATS cluster that have each bucket that it makes: 1, 3 or 5. Life events are on one alone."
     )
@@ -84,6 +87,6 @@ class SchedulerConfig(ServiceConfig):
             max_prefills=self.max_prefills_per_worker,
             max_prefill_tokens=self.max_prefill_tokens_per_worker,
             page_overcommit=self.page_overcommit,
-            placing=PlacingLimits(memory_fit=self.memory_fit),
+            placing=PlacingLimits(memory_fit=self.memory_fit, link_mbit_s=self.link_mbit_s),
             gather_s=self.gather_s,
         )

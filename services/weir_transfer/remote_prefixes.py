@@ -139,10 +139,11 @@ class RemotePrefixes:
         self._pending.settle(reservation.hashes[:num_pages])
         self.abandon(reservation)
 
-    def count_received(self, num_wanted: int, num_received: int, figures: PullFigures) -> None:
-        """Pages of a prefix that another host was to send, and those of them that came; `figures`: of the pull."""
+    def count_received(self, num_received: int, figures: PullFigures, *, has_failed: bool) -> None:
+        """Pages of a prefix that another host was to send. One that has less than the prompt, and sends it, has not
+        failed. `figures`: of the pull."""
         self.counters.remote_prefixes_total += 1
-        self.counters.remote_prefixes_failed_total += num_received < num_wanted
+        self.counters.remote_prefixes_failed_total += has_failed or not num_received
         self.counters.remote_pages_received_total += num_received
         self.count_pull(figures)
 

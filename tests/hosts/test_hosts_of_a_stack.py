@@ -15,22 +15,26 @@ from weir.testing.stack import wait_until
 pytestmark = [needs_hosts, pytest.mark.stack]
 _FEW = 2
 """Sequences of a worker, so that prompts with one beginning come to both hosts."""
+_QUICK_LINKS = {"WEIR_LINK_MBIT_S": "100000"}
+"""On a quick machine computing is as soon as the transfer over a link that is believed slow."""
 _LONG = " ".join(f"Rule {number}: whoever reads this line goes on to the next one." for number in range(24))
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    with open_two_hosts(tmp_path_factory.mktemp("hosts"), _FEW) as two:
+    with open_two_hosts(tmp_path_factory.mktemp("hosts"), _FEW, environ=_QUICK_LINKS) as two:
         yield two
 
 
+_MANY = 600
+"""Tokens, so that a stream on a busy machine does not end before a host is drained."""
 STORIES = [
-    Asked("Once it rained for a year, and", {"temperature": 0.0, "max_tokens": 300, "logprobs": 2}),
-    Asked("The oldest bridge of the town", {"temperature": 0.9, "seed": 7, "max_tokens": 300, "logprobs": 0}),
+    Asked("Once it rained for a year, and", {"temperature": 0.0, "max_tokens": _MANY, "logprobs": 2}),
+    Asked("The oldest bridge of the town", {"temperature": 0.9, "seed": 7, "max_tokens": _MANY, "logprobs": 0}),
 ]
 OTHERS = [
-    Asked("Whoever finds the key will", {"temperature": 0.7, "seed": 5, "max_tokens": 300}),
-    Asked("Nobody had seen the sea before", {"temperature": 0.0, "max_tokens": 300}),
+    Asked("Whoever finds the key will", {"temperature": 0.7, "seed": 5, "max_tokens": _MANY}),
+    Asked("Nobody had seen the sea before", {"temperature": 0.0, "max_tokens": _MANY}),
 ]
 
 
@@ -123,10 +127,10 @@ def test_no_client_notices_that_a_host_is_drained(hosts: TwoHosts) -> None:
 def test_streams_migrate_amid_decoding_with_the_same_tokens(hosts: TwoHosts) -> None:
     """Greedy and seeded ones, with log-probabilities, from b to a; nothing of them stays behind."""
     drain_host(hosts, "a", "--grace-s", "0", "--wait")
+    before = hosts.figures(hosts.a)
     streams = Streams(hosts.a, STORIES)
     streams.wait_begun()
     drain_host(hosts, "a", "--undo")
-    before = hosts.figures(hosts.a)
     drain_host(hosts, "b", "--wait")
     migrated = streams.read()
     after = hosts.figures(hosts.a)

@@ -47,7 +47,9 @@ class _Fetch:
     pull: PagePull | None = None
     """None: nothing was offered."""
     is_whole: bool = False
-    """All that was asked for came."""
+    """All that was offered came."""
+    has_failed: bool = True
+    """Until the source has said that there is no more, and all of it came."""
 
     @property
     def age_s(self) -> float:
@@ -107,6 +109,7 @@ class PrefixFetcher:
         try:
             async with asyncio.timeout(LONGEST_FETCH_S):
                 await self._pull_from(fetch)
+            fetch.has_failed = False
         except (grpc.aio.AioRpcError, PullFailed, TimeoutError, OSError, ValueError) as error:
             _log.warning(
                 "a prefix of %d pages does not come from %s: %s",
@@ -135,7 +138,7 @@ class PrefixFetcher:
         num_bytes, busy_s = (figures.num_bytes, figures.busy_s) if fetch.is_whole else (0, fetch.age_s)
         self._fetched.append(PrefixFetched(fetch.address, num_bytes, busy_s, fetch.round_trip_s))
         self._remote.settle(fetch.reservation, num_pages)
-        self._remote.count_received(num_wanted, num_pages, figures)
+        self._remote.count_received(num_pages, figures, has_failed=fetch.has_failed and num_pages < num_wanted)
 
     async def _wait_for_earlier(self, reservation: Reservation) -> None:
         """What comes from files, or is computed, before the pages that came: behind a gap they are of no use."""

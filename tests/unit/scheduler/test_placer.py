@@ -120,6 +120,16 @@ def test_a_host_that_is_drained_gives_its_prefixes_away() -> None:
     assert rig.placement("r").prefix_source == "h01:7000"
 
 
+def test_each_of_several_that_begin_alike_knows_the_source_for_any_may_be_the_first_to_begin() -> None:
+    rig = make_rig(*(replace(record, is_draining=record.host_id == "h01") for record in exchanging(pairs(2))))
+    tell(rig, "h00", [])
+    tell(rig, "h01", range(1, 41))
+    for request_id, own in (("first", 100), ("second", 200)):
+        assert send(rig, request_id, [*range(1, 41), own]) == "p00"
+    sources = [rig.placement(request_id).prefix_source for request_id in ("first", "second")]
+    assert sources == ["h01:7000", "h01:7000"]
+
+
 def test_where_no_pages_pass_between_hosts_nothing_is_fetched() -> None:
     rig = make_rig(*pairs(2))
     tell(rig, "h00", [])

@@ -161,8 +161,8 @@ class TwoArenas(RuleBasedStateMachine):
             if is_offer_first:
                 self._unpin(host, fetch)
             side.world.core.remote.settle(fetch.reservation, fetch.num_here)
-            num_wanted = len(fetch.reservation.hashes)
-            side.world.core.remote.count_received(num_wanted, fetch.num_here, PullFigures())
+            has_failed = fetch.num_here < len(fetch.reservation.hashes)
+            side.world.core.remote.count_received(fetch.num_here, PullFigures(), has_failed=has_failed)
             side.num_ended += 1
             if not is_offer_first:
                 self._unpin(host, fetch)

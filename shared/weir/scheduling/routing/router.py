@@ -84,20 +84,23 @@ class Router:
         now_s: float,
     ) -> Option:
         """`has_both_kinds`: prefill workers and decode workers could prefill it. `fetch`: how more of the prefix could
-        come here; it does where that is sooner than computing it."""
+        come here; it does where that is sooner than computing it. Where a prompt before this one is to bring as much,
+        this one names the source too, for it may be the first to begin."""
         worker, limits = candidate.worker, self._limits
         num_prompt_tokens = submit.num_prompt_tokens
         queue_ms = worker.prefill.queue_ms(now_s) if worker.prefill.prompts else 0.0
         prefill = worker.prefill_beside_ms if candidate.is_local else worker.prefill_ms
         prefill_ms = prefill(num_prompt_tokens - num_cached_tokens, num_cached_tokens)
         if fetch is not None:
-            num_left = num_prompt_tokens - fetch.num_tokens
-            left_ms = prefill(num_left, fetch.num_tokens)
-            if max(0.0, fetch.fetch_ms - queue_ms) < (1 - limits.fetch_gain) * (prefill_ms - left_ms):
+            is_expected = num_cached_tokens >= fetch.num_tokens
+            num_here = fetch.num_tokens - fetch.num_missing_tokens
+            left_ms = prefill(num_prompt_tokens - fetch.num_tokens, fetch.num_tokens)
+            computed_ms = prefill(num_prompt_tokens - num_here, num_here) if is_expected else prefill_ms
+            if max(0.0, fetch.fetch_ms - queue_ms) >= (1 - limits.fetch_gain) * (computed_ms - left_ms):
+                fetch = None
+            elif not is_expected:
                 num_cached_tokens, prefill_ms = fetch.num_tokens, left_ms
                 queue_ms = max(queue_ms, fetch.fetch_ms)
-            else:
-                fetch = None
         if candidate.is_local:
             hand_off_ms = 0.0
             ttft_ms = queue_ms + (prefill_ms + limits.local_harm * prefill_ms * len(worker.decode.priorities))

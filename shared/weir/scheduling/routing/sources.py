@@ -23,6 +23,8 @@ class Fetch(NamedTuple):
     source: str
     """HOST:PORT of its `Pages`."""
     num_tokens: int
+    num_missing_tokens: int
+    """Of them, that the arena does not have; they come."""
     fetch_ms: float
 
 
@@ -77,7 +79,7 @@ class PromptSources:
                 self._addresses[holder], arena_id, self._now_s
             ).transfer_ms(num_missing * page_bytes / PAGE_TOKENS)
             if fetch_ms <= LONGEST_FETCH_MS and (best is None or fetch_ms < best.fetch_ms):
-                best = Fetch(self._addresses[holder], self._num_tokens, fetch_ms)
+                best = Fetch(self._addresses[holder], self._num_tokens, num_missing, fetch_ms)
         return best
 
     def _wait_ms(self, holder: str) -> float:

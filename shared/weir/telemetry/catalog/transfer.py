@@ -35,7 +35,7 @@ prefix_evicted_pages_total > weir_arena_prefix_evicted_pages_total: Cached pages
 prefix_events_total > weir_arena_prefix_events_total: Changes of the cache told to the scheduler.
 prefix_events_failures_total > weir_arena_prefix_event_failures_total: Changes of the cache that could not be told.
 remote_prefixes_total > weir_arena_remote_prefixes_total: Beginnings of prompts that were to come from other hosts.
-remote_prefixes_failed_total > weir_arena_remote_prefixes_failed_total: Those that did not come, or in part.
+remote_prefixes_failed_total > weir_arena_remote_prefixes_failed_total: Those of which less came than was there.
 remote_pages_received_total > weir_arena_remote_pages_received_total: Pages that came from other hosts.
 remote_pages_wrong_total > weir_arena_remote_pages_wrong_total: Pages that came from other hosts, not as offered.
 remote_streams_broken_total > weir_arena_remote_streams_broken_total: Streams of pages from other hosts that broke.
