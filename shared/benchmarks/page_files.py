@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from weir.kv.memory.page_access import InPlace
 from weir.kv.prefixes import HASH_BYTES
 from weir.kv.tiers.file_store import PageFileStore
-from weir.kv.tiers.page_file import PageLayout
+from weir.kv.tiers.page_header import PageLayout
 from weir.testing.load import greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
 
@@ -90,10 +91,10 @@ async def _measure(asked: argparse.Namespace, folder: Path) -> None:
 def _measure_store(folder: Path) -> None:
     store = PageFileStore(folder / "files", PageLayout("measured", _PAGE_BYTES), 2 * _GIB)
     page, hashes = os.urandom(_PAGE_BYTES), [os.urandom(HASH_BYTES) for _ in range(_NUM_PAGES)]
-    memory = memoryview(bytearray(_PAGE_BYTES))
+    place = InPlace(memoryview(bytearray(_PAGE_BYTES)))
     for what, step in (
         ("written", lambda page_hash: store.try_put(page_hash, page)),
-        ("read", lambda page_hash: store.try_get(page_hash, memory)),
+        ("read", lambda page_hash: store.try_get(page_hash, place)),
     ):
         began_s, cpu_s = time.monotonic(), time.process_time()
         if not all(map(step, hashes)):
