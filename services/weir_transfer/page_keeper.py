@@ -247,7 +247,7 @@ class PageKeeper:
         self._rates.on_loaded(num_read, time.monotonic() - began_s)
 
     async def _keep_writing(self) -> None:
-        """Looks every _REFRESH_S, also while what failed is not tried again yet: that is how a server is found again."""
+        """Looks every _REFRESH_S, also while what failed waits for its next try: so a server is found again."""
         refreshes_at_s, writes_at_s = time.monotonic() + _REFRESH_S, 0.0
         while not self._is_ending.is_set():
             self._has_changed.clear()

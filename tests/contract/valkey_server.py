@@ -40,10 +40,15 @@ def _environment() -> Mapping[str, str]:
 class ValkeyServer:
     """One process after the other at one port, which keep nothing on a disk. `client` is the test's own."""
 
-    def __init__(self, folder: Path, *flags: str, password: str = "") -> None:
+    def __init__(self, folder: Path, *flags: str, password: str = "", is_encrypted: bool = False) -> None:
+        """`is_encrypted`: by the certificates that `flags` name; then its plain port is for the tests."""
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self._folder = folder
+        if is_encrypted:
+            encrypted_port = free_port()
+            self.url = f"rediss://127.0.0.1:{encrypted_port}"
+            flags = (*flags, "--tls-port", str(encrypted_port))
         asked = (*flags, "--requirepass", password) if password else flags
         self._command = [_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
         self._command += ["--save", "", "--appendonly", "no", *asked]
@@ -84,8 +89,8 @@ class ValkeyServer:
 
 
 @contextmanager
-def running(folder: Path, *flags: str, password: str = "") -> Iterator[ValkeyServer]:
-    server = ValkeyServer(folder, *flags, password=password)
+def running(folder: Path, *flags: str, password: str = "", is_encrypted: bool = False) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(folder, *flags, password=password, is_encrypted=is_encrypted)
     try:
         server.start()
         yield server

@@ -156,8 +156,8 @@ class Host:
         return self.processes[-1]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+    async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is waited for is known to another task
             await asyncio.sleep(0.01)
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.transfer.host import Host, memory_of, until
+from tests.unit.transfer.pages import HASHES, compute, content, find, give_back, num_found
 
 from weir.kv.memory.page_access import PageAccess, PagePlace
-from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
-from weir.kv.prefixes import page_hashes, prefix_seed
+from weir.kv.messages import PrefixSource
 from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_header import PageLayout
 from weir.rpc.arena.client import ArenaClient
@@ -22,7 +22,6 @@ from weir.testing.stack import wait_until
 from weir_transfer.page_keeper import KeeperSettings, PageKeeper, PageTier
 from weir_transfer.page_tier import LoadRates
 
-HASHES = page_hashes(range(320), prefix_seed("digest"))
 TRACE = 0xABC
 
 
@@ -74,37 +73,6 @@ async def _close(host: Host) -> None:
 async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async with AsyncExitStack() as closing:
         yield World(tmp_path, closing, on_device=request.param == "pages on a device")
-
-
-def content(number: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    return np.random.default_rng(number).integers(0, 256, 4096, np.uint8)
-
-
-async def compute(client: ArenaClient, num_pages: int = 10) -> None:
-    match = await client.match(HASHES[:num_pages], num_pages + 1, 1)
-    for number, page_id in enumerate((*match.page_ids, *match.acquired.page_ids)):
-        if number >= len(match.page_ids):
-            memory_of(client)[page_id] = content(number)
-    await give_back(client, match, num_pages)
-
-
-async def find(client: ArenaClient, num_pages: int = 10, source: PrefixSource | None = None) -> PrefixMatch:
-    """As many pages as are cached by now, each as it was computed."""
-    match = await client.match(HASHES[:num_pages], num_pages + 1, 1, source=source)
-    for number, page_id in enumerate(match.page_ids):
-        assert (memory_of(client)[page_id] == content(number)).all()
-    return match
-
-
-async def give_back(client: ArenaClient, match: PrefixMatch, num_computed: int = 0) -> None:
-    page_ids = (*match.page_ids, *match.acquired.page_ids)
-    await client.release((), match.acquired.slots, [PageChain(page_ids, HASHES[:num_computed])], [match.match_id])
-
-
-async def num_found(client: ArenaClient, num_pages: int = 10) -> int:
-    match = await find(client, num_pages)
-    await give_back(client, match)
-    return len(match.page_ids)
 
 
 async def written(world: World, num_pages: int = 10) -> None:

@@ -28,8 +28,8 @@ _READ_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class ValkeySettings:
     """`password_file`: read at each connection, so that a password may change. `ca_file`: of authorities; the system's
-    where it is empty. `ttl_s`: seconds that a page stays which nobody uses. `answer_s`: that a command and its answer may
-    take."""
+    where it is empty. `ttl_s`: seconds that a page stays which nobody uses. `answer_s`: seconds that a command and its
+    answer may take."""
 
     address: ValkeyAddress
     password_file: str = ""
