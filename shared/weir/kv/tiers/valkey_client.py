@@ -114,9 +114,9 @@ class _BoundedSocket:
 
 class _PlainConnection(Connection):
     def _connect(self) -> _BoundedSocket:
-        return _BoundedSocket(super()._connect(), self.socket_timeout or ANSWER_S)
+        return _BoundedSocket(super()._connect(), self.socket_timeout or ANSWER_S)  # type: ignore[no-untyped-call]
 
 
 class _EncryptedConnection(SSLConnection):
     def _connect(self) -> _BoundedSocket:
-        return _BoundedSocket(super()._connect(), self.socket_timeout or ANSWER_S)
+        return _BoundedSocket(super()._connect(), self.socket_timeout or ANSWER_S)  # type: ignore[no-untyped-call]
