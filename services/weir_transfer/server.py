@@ -43,8 +43,8 @@ from weir_transfer.messages import (
     RecordMismatch,
     StaleAttachment,
 )
-from weir_transfer.page_keeper import PageKeeper
 from weir_transfer.pending_prefixes import WAIT_FROM_PAGES
+from weir_transfer.tier_keeper import TierKeeper
 
 _log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 5.0
@@ -78,7 +78,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     ) -> None:
         """`settled` is notified when a match that had to wait may find more now."""
         self._fetcher: PrefixFetcher | None = None
-        self._keepers: Sequence[PageKeeper] = ()
+        self._keepers: Sequence[TierKeeper] = ()
         self._stager: SequenceFetcher | None = None
         self._core = core
         self._settled = settled
@@ -102,7 +102,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self._fetcher, self._stager = fetcher, stager
         self._attached.pages_address = pages_address
 
-    def load_by(self, keepers: Sequence[PageKeeper]) -> None:
+    def load_by(self, keepers: Sequence[TierKeeper]) -> None:
         """Prefixes come from their tiers, the nearest first."""
         self._keepers = keepers
 
@@ -256,7 +256,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         hashes = prompt.hashes[: prompt.num_matchable]
         return self._fetcher.begin(hashes, request.fetch_from, is_expected=request.fetch_is_expected)
 
-    def _load(self, prompt: MatchRequest, unasked: list[PageKeeper], loading: contextlib.ExitStack) -> list[Span]:
+    def _load(self, prompt: MatchRequest, unasked: list[TierKeeper], loading: contextlib.ExitStack) -> list[Span]:
         """Spans of loads that begin here, while `loading` is open. A tier that brings something leaves `unasked`."""
         spans = []
         for keeper in tuple(unasked):

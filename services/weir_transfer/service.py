@@ -20,10 +20,10 @@ from weir_transfer.exchange.page_exchange import PageExchange, PagesPort
 from weir_transfer.fence import Fence, OpenProcess
 from weir_transfer.lease_keeper import Countdowns
 from weir_transfer.messages import ArenaSettings
-from weir_transfer.page_keeper import PageKeeper, PageTier
 from weir_transfer.page_tier import PrefillMeter
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.server import ArenaService
+from weir_transfer.tier_keeper import PageTier, TierKeeper
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.05
@@ -56,7 +56,7 @@ class TransferService:
         self._fence = Fence(open_process, self._on_exit)
         self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer)
         self._exchange: PageExchange | None = None
-        self._keepers: list[PageKeeper] = []
+        self._keepers: list[TierKeeper] = []
         self._publisher = (
             make_publisher(self._core.prefixes) if make_publisher is not None and settings.keeps_prefixes else None
         )
@@ -83,7 +83,7 @@ class TransferService:
         remote, index, meter = self._core.remote, self._core.prefixes, PrefillMeter(SystemClock())
         remote.measure_by(meter)
         pages = self._arena.pages
-        self._keepers = [PageKeeper(self._segment, pages, remote, index, meter, tier) for tier in tiers]
+        self._keepers = [TierKeeper(self._segment, pages, remote, index, meter, tier) for tier in tiers]
         self._servicer.load_by(self._keepers)
 
     def add_to(self, server: grpc.aio.Server) -> None:

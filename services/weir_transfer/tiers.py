@@ -14,7 +14,7 @@ from weir.kv.tiers.valkey_address import parse_valkey_url
 from weir.runtime.config import ConfigError
 from weir.runtime.extras import check_extra
 from weir_transfer.config import TransferConfig
-from weir_transfer.page_keeper import KeeperSettings, PageTier
+from weir_transfer.tier_keeper import KeeperSettings, PageTier
 
 _log = logging.getLogger(__name__)
 

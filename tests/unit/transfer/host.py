@@ -30,8 +30,8 @@ from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.exchange.page_exchange import PagesPort
 from weir_transfer.messages import ArenaSettings
-from weir_transfer.page_keeper import PageTier
 from weir_transfer.service import TransferService
+from weir_transfer.tier_keeper import PageTier
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
 # A client tries again after up to half a second: leases outlive that by far.

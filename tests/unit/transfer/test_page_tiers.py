@@ -20,9 +20,9 @@ from weir.kv.tiers.valkey_address import parse_valkey_url
 from weir.kv.tiers.valkey_client import ValkeySettings
 from weir.kv.tiers.valkey_store import ValkeyPageStore
 from weir.rpc.arena.client import ArenaClient
-from weir_transfer import page_keeper
-from weir_transfer.page_keeper import KeeperSettings, PageTier
+from weir_transfer import tier_keeper
 from weir_transfer.page_tier import LoadRates
+from weir_transfer.tier_keeper import KeeperSettings, PageTier
 
 _ANSWER_S = 0.3
 
@@ -153,7 +153,7 @@ async def test_a_page_that_memory_has_damaged_comes_from_the_next(world: World) 
 async def test_a_server_that_fails_while_prompts_wait_costs_the_computation(
     world: World, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_keeper, "_REFRESH_S", 0.5)
+    monkeypatch.setattr(tier_keeper, "_REFRESH_S", 0.5)
     server = world.start_server()
     first, computing = await world.host("valkey")
     await compute(computing)

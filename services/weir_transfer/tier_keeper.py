@@ -94,7 +94,7 @@ class PageTier:
     settings: KeeperSettings
 
 
-class PageKeeper:
+class TierKeeper:
     """Of one arena and one tier. `index`: of the arena's cached prefixes; `meter`: of what is computed for it."""
 
     def __init__(

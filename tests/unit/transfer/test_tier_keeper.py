@@ -19,8 +19,8 @@ from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_header import PageLayout
 from weir.rpc.arena.client import ArenaClient
 from weir.testing.stack import wait_until
-from weir_transfer.page_keeper import KeeperSettings, PageKeeper, PageTier
 from weir_transfer.page_tier import LoadRates
+from weir_transfer.tier_keeper import KeeperSettings, PageTier, TierKeeper
 
 TRACE = 0xABC
 
@@ -115,10 +115,10 @@ async def test_pages_that_made_room_come_back(world: World) -> None:
 
 
 async def test_a_service_that_ends_writes_what_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(self: PageKeeper) -> None:
+    async def never(self: TierKeeper) -> None:
         await self._is_ending.wait()
 
-    monkeypatch.setattr(PageKeeper, "_keep_writing", never)
+    monkeypatch.setattr(TierKeeper, "_keep_writing", never)
     host, client = await world.host()
     await compute(client)
     assert world.files == []
