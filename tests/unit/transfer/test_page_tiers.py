@@ -11,6 +11,7 @@ from tests.contract.valkey_server import ValkeyServer, running
 from tests.unit.transfer.host import Host, until
 from tests.unit.transfer.pages import HASHES, compute, content, find, give_back, num_found
 
+from weir.core.clock import Backoff
 from weir.kv.memory.page_access import PageAccess
 from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.memory_store import PageMemoryStore
@@ -176,6 +177,22 @@ async def test_a_server_that_fails_while_prompts_wait_costs_the_computation(
     await evict_all(host, client)
     await until(lambda: host.metric("page_valkey_known_pages") == 10)
     assert await num_found(client) == 10
+
+
+async def test_a_server_that_comes_back_is_found_while_writes_wait_for_their_next_try(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_keeper, "_REFRESH_S", 0.5)
+    server = world.start_server()
+    host, client = await world.host("valkey")
+    monkeypatch.setattr(host.service._keepers[0], "_backoff", Backoff(600.0, 600.0))
+    server.kill()
+    await compute(client)
+    await until(lambda: host.metric("page_valkey_write_failures_total") == 1)
+    assert host.metric("page_valkey_away") == 1
+    server.start()
+    await until(lambda: host.metric("page_valkey_away") == 0, timeout_s=60)
+    assert host.metric("page_valkey_unwritten_pages") == 10
 
 
 async def test_a_full_server_is_told_and_harms_nobody(world: World, caplog: pytest.LogCaptureFixture) -> None:

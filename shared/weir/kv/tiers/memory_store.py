@@ -5,6 +5,7 @@
 One that is being read is not taken. Each page has a checksum, as it has everywhere outside the arena.
 """
 
+import errno
 import logging
 import threading
 from collections import OrderedDict
@@ -76,7 +77,7 @@ class PageMemoryStore:
                 self._slots.move_to_end(page_hash)
                 return False
             slot = self._try_take()
-        slot = slot or _Slot(self._make_slot())
+        slot = slot or self._make()
         slot.memory[:] = page
         slot.checksum = xxhash.xxh3_64_intdigest(slot.memory)
         with self._lock:
@@ -130,6 +131,13 @@ class PageMemoryStore:
             if slot is not None:
                 with self._lock:
                     slot.num_readers -= 1
+
+    def _make(self) -> _Slot:
+        """Raises OSError."""
+        try:
+            return _Slot(self._make_slot())
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, f"no more memory of the host for pages ({error})") from error
 
     def _try_take(self) -> _Slot | None:
         """One that nobody reads, free or of the page used longest ago. None: there is room for another one."""
