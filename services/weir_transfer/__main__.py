@@ -61,7 +61,9 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     if pages_port is not None:
         service.exchange_pages(pages_port)
     layout = PageLayout(arena.segment.model_digest, arena.segment.geometry.page_bytes)
-    service.keep_pages(await asyncio.to_thread(open_tiers, context.config, layout, arena.pages))
+    tiers = await asyncio.to_thread(open_tiers, context.config, layout, arena.pages)
+    if tiers:
+        service.keep_pages(tiers)
     service.add_to(context.grpc_server)
     return service
 
