@@ -60,6 +60,7 @@ class TransferConfig(ServiceConfig):
     page_valkey_password_file: str = setting("", "File with its password. Empty: it wants none.")
     page_valkey_ca_file: str = setting("", "File with the authorities of its certificate. Empty: the system's.")
     page_valkey_ttl_s: int = setting(7 * 24 * 3600, "Seconds after which it forgets a page that nobody used.")
+    page_valkey_timeout_ms: int = setting(1000, "Time that a command to it and its answer may take.")
     page_valkey_write_bytes_per_s: ByteSize = setting(64 << 20, "Bytes a second that are written there at most.")
     page_memory_bytes: ByteSize = setting(0, PAGE_MEMORY_HELP)
     workers_on_machine: int = setting(2, "Workers beside which the arena has to fit, where arena_bytes is 0.")
@@ -79,6 +80,7 @@ class TransferConfig(ServiceConfig):
             ("page_files_write_bytes_per_s", 1),
             ("page_files_min_uses", 1),
             ("page_valkey_ttl_s", 60),
+            ("page_valkey_timeout_ms", 10),
             ("page_valkey_write_bytes_per_s", 1),
             ("page_memory_bytes", 0),
         ):

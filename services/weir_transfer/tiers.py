@@ -46,8 +46,11 @@ def _open_valkey(config: TransferConfig, layout: PageLayout) -> PageStore:
     from weir.kv.tiers.valkey_client import ValkeySettings  # noqa: PLC0415
     from weir.kv.tiers.valkey_store import ValkeyPageStore  # noqa: PLC0415
 
-    address = parse_valkey_url(config.page_valkey_url)
     settings = ValkeySettings(
-        address, config.page_valkey_password_file, config.page_valkey_ca_file, config.page_valkey_ttl_s
+        parse_valkey_url(config.page_valkey_url),
+        config.page_valkey_password_file,
+        config.page_valkey_ca_file,
+        config.page_valkey_ttl_s,
+        config.page_valkey_timeout_ms / 1000,
     )
     return ValkeyPageStore(settings, layout)
