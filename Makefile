@@ -118,6 +118,17 @@ build/prometheus/usr/bin/promtool:
 	cd build/prometheus/package && apt-get download -q prometheus
 	dpkg -x build/prometheus/package/prometheus_*.deb build/prometheus
 
+.PHONY: valkey
+valkey: build/valkey/.unpacked ## Debian's Valkey, or its Redis where it has none, for tests of page tiers, unpacked, not installed.
+
+build/valkey/.unpacked:
+	rm -rf build/valkey
+	mkdir -p build/valkey/package
+	cd build/valkey/package && { apt-get download -q valkey-server valkey-tools 2>/dev/null || apt-get download -q redis-server redis-tools; }
+	cd build/valkey/package && apt-get download -q libjemalloc2 liblzf1
+	for package in build/valkey/package/*.deb; do dpkg -x $$package build/valkey || exit 1; done
+	touch $@
+
 .PHONY: model
 model: setup ## The built-in model, in the model cache.
 	$(BIN)/weir pull smollm2-135m

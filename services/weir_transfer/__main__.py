@@ -4,25 +4,24 @@ import asyncio
 import logging
 import os
 import sys
-from pathlib import Path
 
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
 from weir.kv.prefixes import PrefixIndex
-from weir.kv.tiers.file_store import PageFileStore
-from weir.kv.tiers.page_file import PageLayout
+from weir.kv.tiers.page_header import PageLayout
 from weir.runtime.address import bind
-from weir.runtime.config import ConfigError, load_config
+from weir.runtime.config import load_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.wire.v1 import arena_pb2
-from weir_transfer.arena import ClaimedArena, claim_arena
+from weir_transfer.arena import claim_arena
 from weir_transfer.config import TransferConfig
 from weir_transfer.exchange.page_exchange import PagesPort
 from weir_transfer.fence import try_open_process
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.service import TransferService
+from weir_transfer.tiers import open_tiers
 
 _log = logging.getLogger(__name__)
 _SERVICE_NAME = arena_pb2.DESCRIPTOR.services_by_name["Arena"].full_name
@@ -61,9 +60,10 @@ async def _build(context: ServiceContext[TransferConfig]) -> TransferService:
     pages_port = _try_bind_pages(context)
     if pages_port is not None:
         service.exchange_pages(pages_port)
-    store = await asyncio.to_thread(_try_open_files, context.config, arena)
-    if store is not None:
-        service.keep_pages(store, context.config.page_files_settings)
+    layout = PageLayout(arena.segment.model_digest, arena.segment.geometry.page_bytes)
+    tiers = await asyncio.to_thread(open_tiers, context.config, layout, arena.pages)
+    if tiers:
+        service.keep_pages(tiers)
     service.add_to(context.grpc_server)
     return service
 
@@ -79,20 +79,6 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     certificate = None if own is None else lambda: own.current
     listen, streams_port = config.pages_listen, config.page_streams_port
     return PagesPort(config.instance, listen, address, context.dialer, certificate, streams_port)
-
-
-def _try_open_files(config: TransferConfig, arena: ClaimedArena) -> PageFileStore | None:
-    """Raises ConfigError, UntrustedFolder, OSError."""
-    if not config.page_files_dir:
-        return None
-    segment = arena.segment
-    layout = PageLayout(segment.model_digest, segment.geometry.page_bytes)
-    try:
-        store = PageFileStore(Path(config.page_files_dir).absolute(), layout, config.page_files_bytes)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    _log.info("%d pages of this model in %s", store.num_pages, config.page_files_dir)
-    return store
 
 
 def main() -> int:

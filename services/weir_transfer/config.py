@@ -3,18 +3,19 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weir.core.addresses import UNIX
+from weir.core.addresses import UNIX, is_loopback
 from weir.core.fields import ByteSize, check_range
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.layout import MAX_LEASES
 from weir.kv.memory.slabs import WEIGHTS_SOCKET
+from weir.kv.tiers.valkey_address import parse_valkey_url
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
 from weir.runtime.config import PAGE_FILES_BYTES, ServiceConfig, setting
+from weir.runtime.page_tiers import PAGE_MEMORY_HELP, PAGE_VALKEY_HELP, check_page_memory, check_page_valkey
 from weir_transfer.messages import ArenaSettings
-from weir_transfer.page_files import PageFilesSettings
 
 _MAX_MODELS = 64
 
@@ -55,6 +56,13 @@ class TransferConfig(ServiceConfig):
     page_files_bytes: ByteSize = setting(PAGE_FILES_BYTES, "Bytes of files there, of all models together.")
     page_files_write_bytes_per_s: ByteSize = setting(64 << 20, "Bytes a second that are written there at most.")
     page_files_min_uses: int = setting(1, "Prompts that must have used a page before it is written there.")
+    page_valkey_url: str = setting("", PAGE_VALKEY_HELP)
+    page_valkey_password_file: str = setting("", "File with its password. Empty: it wants none.")
+    page_valkey_ca_file: str = setting("", "File with the authorities of its certificate. Empty: the system's.")
+    page_valkey_ttl_s: int = setting(7 * 24 * 3600, "Seconds after which it forgets a page that nobody used.")
+    page_valkey_timeout_ms: int = setting(1000, "Time that a command to it and its answer may take.")
+    page_valkey_write_bytes_per_s: ByteSize = setting(64 << 20, "Bytes a second that are written there at most.")
+    page_memory_bytes: ByteSize = setting(0, PAGE_MEMORY_HELP)
     workers_on_machine: int = setting(2, "Workers beside which the arena has to fit, where arena_bytes is 0.")
     models_on_machine: int = setting(
         1, "Models that share this machine's memory, each with an arena and workers, where arena_bytes is 0."
@@ -71,13 +79,16 @@ class TransferConfig(ServiceConfig):
             ("adoption_wait_ms", 0),
             ("page_files_write_bytes_per_s", 1),
             ("page_files_min_uses", 1),
+            ("page_valkey_ttl_s", 60),
+            ("page_valkey_timeout_ms", 10),
+            ("page_valkey_write_bytes_per_s", 1),
+            ("page_memory_bytes", 0),
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
         if self.pages_listen:
             self.check_safe("pages_listen", self.pages_listen)
-        if self.page_files_dir and not self.prefix_cache:
-            raise ValueError(f"page_files_dir {self.page_files_dir!r}: needs prefix_cache")
+        self._check_tiers()
         if self.lease_ttl_ms < 2 * self.heartbeat_interval_ms:
             raise ValueError(
                 f"lease_ttl_ms {self.lease_ttl_ms}: must be at least twice the heartbeat_interval_ms "
@@ -91,6 +102,20 @@ class TransferConfig(ServiceConfig):
         explicit = (self.page_bytes > 0, bool(self.model_digest))
         if any(explicit) and not (all(explicit) and self.max_context_tokens):
             raise ValueError("page_bytes and model_digest: give both, and max_context_tokens with them, or neither")
+
+    def _check_tiers(self) -> None:
+        """Raises ValueError."""
+        check_page_memory(self.page_memory_bytes, self.device)
+        for name in ("page_files_dir", "page_valkey_url", "page_memory_bytes"):
+            if getattr(self, name) and not self.prefix_cache:
+                raise ValueError(f"{name} {getattr(self, name)!r}: needs prefix_cache")
+        check_page_valkey(self)
+        address = parse_valkey_url(self.page_valkey_url) if self.page_valkey_url else None
+        if address is not None and not (address.is_encrypted or self.insecure_listen or is_loopback(address.host)):
+            raise ValueError(
+                f"page_valkey_url {str(address)!r}: pages can be turned back into text, and would cross the network "
+                "unencrypted; give rediss://, or set insecure_listen where that network is private"
+            )
 
     @property
     def num_descriptors(self) -> int:
@@ -112,10 +137,6 @@ class TransferConfig(ServiceConfig):
         is_socket = self.listen.startswith(UNIX)
         folder = Path(self.listen.removeprefix(UNIX)).parent if is_socket else self.instance_dir
         return folder / WEIGHTS_SOCKET
-
-    @property
-    def page_files_settings(self) -> PageFilesSettings:
-        return PageFilesSettings(self.page_files_write_bytes_per_s, self.page_files_min_uses)
 
     @property
     def arena_settings(self) -> ArenaSettings:

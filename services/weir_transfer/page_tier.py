@@ -153,7 +153,7 @@ class LoadRates:
 
     def metrics(self) -> Mapping[str, float]:
         """Of what is not known yet, nothing."""
-        rates = {"page_files_load_rate": self._pages_per_s, "page_files_prefill_rate": self._prefill.pages_per_s}
+        rates = {"load_rate": self._pages_per_s, "prefill_rate": self._prefill.pages_per_s}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
 

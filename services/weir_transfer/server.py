@@ -43,8 +43,8 @@ from weir_transfer.messages import (
     RecordMismatch,
     StaleAttachment,
 )
-from weir_transfer.page_files import PageFiles
 from weir_transfer.pending_prefixes import WAIT_FROM_PAGES
+from weir_transfer.tier_keeper import TierKeeper
 
 _log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 5.0
@@ -78,7 +78,7 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
     ) -> None:
         """`settled` is notified when a match that had to wait may find more now."""
         self._fetcher: PrefixFetcher | None = None
-        self._files: PageFiles | None = None
+        self._keepers: Sequence[TierKeeper] = ()
         self._stager: SequenceFetcher | None = None
         self._core = core
         self._settled = settled
@@ -102,9 +102,9 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         self._fetcher, self._stager = fetcher, stager
         self._attached.pages_address = pages_address
 
-    def load_by(self, files: PageFiles) -> None:
-        """Prefixes come from files."""
-        self._files = files
+    def load_by(self, keepers: Sequence[TierKeeper]) -> None:
+        """Prefixes come from their tiers, the nearest first."""
+        self._keepers = keepers
 
     def close(self) -> None:
         """Ends every stream. The leases stay."""
@@ -230,8 +230,9 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         ends_at_s = loop.time() + self._prefix_wait_s
         wait_from_pages = WAIT_FROM_PAGES
         with contextlib.ExitStack() as loading:
-            span = self._try_load(prompt, loading)
-            has_begun = self._try_fetch(request, prompt)  # what is not in files either
+            unasked = list(self._keepers)
+            spans = self._load(prompt, unasked, loading)
+            has_begun = self._try_fetch(request, prompt)  # what is in no tier either
             while True:
                 left_s = ends_at_s - loop.time()
                 limit = wait_from_pages if left_s > 0 else None
@@ -240,12 +241,12 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
                     break
                 await self._settled.wait(left_s)
                 wait_from_pages = 1  # a prefix that is computed in steps: its end is as near as the part before was
-                span = span or self._try_load(prompt, loading)
+                spans += self._load(prompt, unasked, loading)
                 has_begun = has_begun or self._try_fetch(request, prompt)
-            if span is not None:
+            for span in spans:
                 span.set_attribute("weir.num_cached_pages", len(match.page_ids))
-        if self._files is not None:
-            self._files.note_used(prompt.hashes[: len(match.page_ids)])
+        for keeper in self._keepers:
+            keeper.note_used(prompt.hashes[: len(match.page_ids)])
         return match
 
     def _try_fetch(self, request: arena_pb2.MatchRequest, prompt: MatchRequest) -> bool:
@@ -255,14 +256,16 @@ class ArenaService(arena_pb2_grpc.ArenaServicer):
         hashes = prompt.hashes[: prompt.num_matchable]
         return self._fetcher.begin(hashes, request.fetch_from, is_expected=request.fetch_is_expected)
 
-    def _try_load(self, prompt: MatchRequest, loading: contextlib.ExitStack) -> Span | None:
-        """The span of a load that begins here, for as long as `loading` is open. None: nothing comes from files."""
-        num_pages = 0 if self._files is None else self._files.begin(prompt.hashes[: prompt.num_matchable])
-        if not num_pages:
-            return None
-        span = loading.enter_context(self._tracer.start_as_current_span("load_prefix"))
-        span.set_attribute("weir.num_pages_in_files", num_pages)
-        return span
+    def _load(self, prompt: MatchRequest, unasked: list[TierKeeper], loading: contextlib.ExitStack) -> list[Span]:
+        """Spans of loads that begin here, while `loading` is open. A tier that brings something leaves `unasked`."""
+        spans = []
+        for keeper in tuple(unasked):
+            num_pages = keeper.begin(prompt.hashes[: prompt.num_matchable])
+            if num_pages:
+                unasked.remove(keeper)
+                spans.append(loading.enter_context(self._tracer.start_as_current_span("load_prefix")))
+                spans[-1].set_attributes({"weir.tier": keeper.name, "weir.num_pages_in_tier": num_pages})
+        return spans
 
     async def _receive_register(self, requests: _Requests, context: _Context) -> arena_pb2.Register:
         try:

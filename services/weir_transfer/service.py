@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 from opentelemetry.trace import Tracer
@@ -11,7 +11,6 @@ from opentelemetry.trace import Tracer
 from weir.core.clock import Clock, SystemClock
 from weir.kv.movers.mover import SharedMemoryMover
 from weir.kv.prefixes import PrefixIndex
-from weir.kv.tiers.page_store import PageStore
 from weir.runtime.admin import Description
 from weir.wire.v1 import arena_pb2_grpc
 from weir_transfer.arena import ClaimedArena
@@ -21,9 +20,10 @@ from weir_transfer.exchange.page_exchange import PageExchange, PagesPort
 from weir_transfer.fence import Fence, OpenProcess
 from weir_transfer.lease_keeper import Countdowns
 from weir_transfer.messages import ArenaSettings
-from weir_transfer.page_files import PageFiles, PageFilesSettings
+from weir_transfer.page_tier import PrefillMeter
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.server import ArenaService
+from weir_transfer.tier_keeper import PageTier, TierKeeper
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.05
@@ -56,7 +56,7 @@ class TransferService:
         self._fence = Fence(open_process, self._on_exit)
         self._servicer = ArenaService(self._core, arena, settings, settled, self._fence, tracer)
         self._exchange: PageExchange | None = None
-        self._files: PageFiles | None = None
+        self._keepers: list[TierKeeper] = []
         self._publisher = (
             make_publisher(self._core.prefixes) if make_publisher is not None and settings.keeps_prefixes else None
         )
@@ -77,12 +77,14 @@ class TransferService:
         if self._publisher is not None:
             self._publisher.tell_of_fetches(self._exchange.fetcher.take_fetched)
 
-    def keep_pages(self, store: PageStore, settings: PageFilesSettings) -> None:
-        """Has full pages outlive the arena; for before `start`."""
-        self._files = PageFiles(
-            self._segment, self._arena.pages, self._core.remote, self._core.prefixes, store, settings
-        )
-        self._servicer.load_by(self._files)
+    def keep_pages(self, tiers: Sequence[PageTier]) -> None:
+        """Has full pages outlive their place in the arena in each of these, of which the first that has a page gives
+        it; for before `start`."""
+        remote, index, meter = self._core.remote, self._core.prefixes, PrefillMeter(SystemClock())
+        remote.measure_by(meter)
+        pages = self._arena.pages
+        self._keepers = [TierKeeper(self._segment, pages, remote, index, meter, tier) for tier in tiers]
+        self._servicer.load_by(self._keepers)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         arena_pb2_grpc.add_ArenaServicer_to_server(self._servicer, server)
@@ -99,8 +101,8 @@ class TransferService:
         self._ticking.add_done_callback(self._on_tick_end)
         if self._publisher is not None:
             self._publisher.start()
-        if self._files is not None:
-            self._files.start()
+        for keeper in self._keepers:
+            keeper.start()
 
     async def drain(self, deadline_s: float) -> None:
         """Waits for the workers to leave: those who end work in an orderly way need the arena while they do."""
@@ -120,8 +122,7 @@ class TransferService:
         if self._exchange is not None:
             await self._exchange.close()
         self._fence.close()
-        if self._files is not None:  # last: of all of these it may take longest
-            await self._files.close()
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers))  # of all of these it may take longest
         if self._memory_server is not None:
             await asyncio.to_thread(self._memory_server.close)
         if self._slab_server is not None:
@@ -143,9 +144,9 @@ class TransferService:
         events = self._publisher.metrics() if self._publisher is not None else {}
         slabs = self._slab_server
         weights = {} if slabs is None else {"weights_bytes": slabs.num_bytes, "weights_users": slabs.num_users}
-        files = self._files.metrics() if self._files is not None else {}
+        tiers = {name: value for keeper in self._keepers for name, value in keeper.metrics().items()}
         streams = self._exchange.metrics() if self._exchange is not None else {}
-        metrics = {**self._core.metrics(), **events, **weights, **files, **streams}
+        metrics = {**self._core.metrics(), **events, **weights, **tiers, **streams}
         return Description(metrics, self._core.integrity_errors, map_pages=self._core.map_pages)
 
     async def _tick_for_ever(self) -> None:

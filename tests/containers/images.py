@@ -193,6 +193,7 @@ def get_wheels(folder: Path) -> None:
     requirements = [
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"]["worker"],
+        *project["project"]["optional-dependencies"]["valkey"],
         *project["build-system"]["requires"],
     ]
     constraints = (ROOT / "constraints.txt").read_text()

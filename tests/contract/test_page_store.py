@@ -2,78 +2,92 @@
 the bound holds."""
 
 import os
-import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from tests.contract.page_places import (
+    HASHES,
+    LAYOUT,
+    MAX_BYTES,
+    FilesPlace,
+    MemoryPlace,
+    Place,
+    ValkeyPlace,
+    got,
+    page_of,
+    put,
+)
+from tests.contract.valkey_server import ValkeyServer, running
 
 from weir.core.trusted_folder import UntrustedFolder
-from weir.kv.tiers.file_store import MIN_PAGES, PageFileStore
-from weir.kv.tiers.page_file import PageLayout
-from weir.kv.tiers.page_store import PageStore
-
-LAYOUT = PageLayout("digest", 500)
-MAX_BYTES = MIN_PAGES * LAYOUT.file_bytes
-HASHES = [bytes([number % 3, number]) * 8 for number in range(200)]
+from weir.kv.tiers.file_store import PageFileStore
+from weir.kv.tiers.page_header import PageLayout
 
 
-def page_of(page_hash: bytes) -> bytes:
-    return random.Random(page_hash).randbytes(LAYOUT.page_bytes)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    with running(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How stores of one kind are made on one shared place, and how what lies there is looked at from outside."""
+def open_place(name: str, folder: Path, request: pytest.FixtureRequest) -> Place:
+    if name == "files":
+        return FilesPlace(folder)
+    if name == "memory":
+        return MemoryPlace()
+    server: ValkeyServer = request.getfixturevalue("server")
+    return ValkeyPlace(server)
 
-    open: Callable[[Path], PageStore]
-    files: Callable[[Path], list[Path]]
+
+@pytest.fixture(params=["files", "valkey", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    with open_place(request.param, tmp_path, request) as place:
+        yield place
+
+
+@pytest.fixture(params=["files", "valkey"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A place of several processes."""
+    with open_place(request.param, tmp_path, request) as place:
+        yield place
+
+
+@pytest.fixture(params=["files", "memory"])
+def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A place whose bound the store itself keeps to."""
+    with open_place(request.param, tmp_path, request) as place:
+        yield place
 
 
 def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-KINDS = {"files": Kind(lambda folder: PageFileStore(folder, LAYOUT, MAX_BYTES), files_in)}
-
-
-@pytest.fixture(params=list(KINDS))
-def kind(request: pytest.FixtureRequest) -> Kind:
-    name: str = request.param
-    return KINDS[name]
-
-
-def got(store: PageStore, page_hash: bytes) -> bytes | None:
-    memory = bytearray(LAYOUT.page_bytes)
-    return bytes(memory) if store.try_get(page_hash, memoryview(memory)) else None
-
-
-def put(store: PageStore, *hashes: bytes) -> None:
-    for page_hash in hashes:
-        store.try_put(page_hash, page_of(page_hash))
-
-
-def file_of(kind: Kind, folder: Path, page_hash: bytes) -> Path:
-    [path] = [path for path in kind.files(folder) if page_hash.hex() in path.name]
-    return path
-
-
-def test_what_one_puts_another_finds_once_it_looks(kind: Kind, tmp_path: Path) -> None:
-    one, other = kind.open(tmp_path), kind.open(tmp_path)
+def test_what_one_puts_another_finds_once_it_looks(shared: Place) -> None:
+    one, other = shared.open(), shared.open()
     put(one, *HASHES[:5])
     assert one.num_leading(HASHES) == 5
     assert other.num_leading(HASHES) == 0
     other.refresh()
     assert [other.num_leading(HASHES), other.num_pages] == [5, 5]
     assert [got(other, page_hash) for page_hash in HASHES[:6]] == [*map(page_of, HASHES[:5]), None]
+
+
+def test_what_was_put_is_got(place: Place) -> None:
+    store = place.open()
+    put(store, *HASHES[:50])
+    assert [store.num_pages, store.num_leading(HASHES)] == [50, 50]
+    assert [got(store, page_hash) for page_hash in HASHES[:51]] == [*map(page_of, HASHES[:50]), None]
+    assert (store.counters.missing_total, store.counters.damaged_total) == (1, 0)
+    assert store.num_bytes >= 50 * LAYOUT.page_bytes or not isinstance(place, MemoryPlace | FilesPlace)
 
 
 def test_a_folder_that_changes_twice_within_a_tick_of_its_clock_is_listed_again(tmp_path: Path) -> None:
@@ -88,53 +102,75 @@ def test_a_folder_that_changes_twice_within_a_tick_of_its_clock_is_listed_again(
     assert HASHES[3] in other
 
 
-def test_a_page_that_is_there_is_not_written_again(kind: Kind, tmp_path: Path) -> None:
-    one, other = kind.open(tmp_path), kind.open(tmp_path)
+def test_a_page_that_is_there_is_not_written_again(shared: Place) -> None:
+    one, other = shared.open(), shared.open()
     assert one.try_put(HASHES[0], page_of(HASHES[0]))
+    assert not one.try_put(HASHES[0], page_of(HASHES[0]))
     assert not other.try_put(HASHES[0], page_of(HASHES[0]))
     assert HASHES[0] in other
 
 
-def test_a_page_that_vanished_is_a_miss(kind: Kind, tmp_path: Path) -> None:
-    store = kind.open(tmp_path)
+def test_a_page_that_vanished_is_a_miss(place: Place) -> None:
+    store = place.open()
     put(store, *HASHES[:2])
-    file_of(kind, tmp_path, HASHES[0]).unlink()
+    place.remove(HASHES[0])
     assert got(store, HASHES[0]) is None
     assert (store.counters.missing_total, store.counters.damaged_total) == (1, 0)
     assert HASHES[0] not in store
     assert got(store, HASHES[1]) == page_of(HASHES[1])
 
 
-def test_a_damaged_page_is_a_miss_and_goes(kind: Kind, tmp_path: Path) -> None:
-    store = kind.open(tmp_path)
+def test_a_damaged_page_is_a_miss_and_goes(place: Place) -> None:
+    store = place.open()
     put(store, HASHES[0])
-    path = file_of(kind, tmp_path, HASHES[0])
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    place.overwrite(HASHES[0], place.stored()[HASHES[0]][:-1] + b"?")
     assert got(store, HASHES[0]) is None
     assert (store.counters.missing_total, store.counters.damaged_total) == (0, 1)
-    assert not path.exists()
+    assert place.stored() == {}
     assert HASHES[0] not in store
     put(store, HASHES[0])
     assert got(store, HASHES[0]) == page_of(HASHES[0])
 
 
-def test_what_was_used_longest_ago_goes_first(kind: Kind, tmp_path: Path) -> None:
-    store = kind.open(tmp_path)
+@pytest.mark.parametrize("change", ["empty", "cut", "longer", "of another page", "of another layout", "no header"])
+def test_what_somebody_plants_is_not_taken_for_a_page(shared: Place, change: str) -> None:
+    store = shared.open()
+    put(store, *HASHES[:2])
+    raw = shared.stored()[HASHES[0]]
+    foreign = shared.open(PageLayout("another", LAYOUT.page_bytes))
+    put(foreign, HASHES[0])
+    planted = {
+        "empty": b"",
+        "cut": raw[:300],
+        "longer": raw + b"x",
+        "of another page": shared.stored()[HASHES[1]],
+        "of another layout": shared.stored(foreign_to=LAYOUT)[HASHES[0]],
+        "no header": page_of(HASHES[0]),
+    }
+    shared.overwrite(HASHES[0], planted[change])
+    assert got(store, HASHES[0]) is None
+    assert (store.counters.missing_total, store.counters.damaged_total) == (0, 1)
+    assert HASHES[0] not in shared.stored()
+    assert got(store, HASHES[1]) == page_of(HASHES[1])
+
+
+def test_what_was_used_longest_ago_goes_first(bounded: Place) -> None:
+    store = bounded.open()
     put(store, *HASHES[:85])
     store.touch(HASHES[:10])
-    put(store, *HASHES[85:95])
+    put(store, *HASHES[85:110])
     assert store.counters.evicted_total > 0
-    assert store.num_bytes <= 0.92 * MAX_BYTES
+    assert store.num_bytes <= bounded.full_share * MAX_BYTES
     assert [page_hash in store for page_hash in HASHES[:10]] == [True] * 10
     assert HASHES[10] not in store
-    assert got(store, HASHES[94]) == page_of(HASHES[94])
+    assert got(store, HASHES[109]) == page_of(HASHES[109])
 
 
-def test_of_a_prefix_the_end_goes_first(kind: Kind, tmp_path: Path) -> None:
-    store = kind.open(tmp_path)
+def test_of_a_prefix_the_end_goes_first(bounded: Place) -> None:
+    store = bounded.open()
     put(store, *HASHES[:90])
     store.touch(HASHES[:90])
-    put(store, *HASHES[90:95])
+    put(store, *HASHES[90:105])
     left = store.num_leading(HASHES[:90])
     assert 0 < left < 90
     assert all(page_hash not in store for page_hash in HASHES[left:90])
@@ -144,7 +180,7 @@ def test_pages_of_an_earlier_model_make_room(tmp_path: Path) -> None:
     earlier = PageFileStore(tmp_path, PageLayout("earlier", 500), MAX_BYTES)
     put(earlier, *HASHES[:85])
     store = PageFileStore(tmp_path, LAYOUT, MAX_BYTES)
-    assert (store.num_pages, store.num_bytes) == (0, 85 * LAYOUT.file_bytes)
+    assert (store.num_pages, store.num_bytes) == (0, 85 * LAYOUT.stored_bytes)
     put(store, *HASHES[100:112])
     assert store.num_pages == 12
     assert sum(path.stat().st_size for path in files_in(tmp_path)) <= 0.92 * MAX_BYTES
@@ -193,19 +229,17 @@ def test_a_bound_of_too_few_pages_is_refused(tmp_path: Path) -> None:
 class SharedStores(RuleBasedStateMachine):
     """Two stores on one place, and somebody who damages and removes what lies there."""
 
-    kind = KINDS["files"]
-
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__()
         self._closing = ExitStack()
-        self.folder = Path(self._closing.enter_context(tempfile.TemporaryDirectory()))
+        self.place = self._closing.enter_context(place)
         self.damaged: set[bytes] = set()
 
     @initialize(num_before=st.integers(0, 95))
     def begin(self, num_before: int) -> None:
-        first = self.kind.open(self.folder)
+        first = self.place.open()
         put(first, *HASHES[:num_before])
-        self.stores = (first, self.kind.open(self.folder))
+        self.stores = (first, self.place.open())
 
     @rule(who=st.integers(0, 1), first=st.integers(0, 199), count=st.integers(1, 40))
     def put_some(self, who: int, first: int, count: int) -> None:
@@ -224,28 +258,27 @@ class SharedStores(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 1000), how=st.sampled_from(["gone", "torn", "flipped", "empty"]))
     def harm(self, number: int, how: str) -> None:
-        files = sorted(self.kind.files(self.folder))
-        if not files:
+        stored = self.place.stored()
+        if not stored:
             return
-        path = files[number % len(files)]
-        raw = path.read_bytes()
-        if how == "gone" or len(raw) < LAYOUT.file_bytes:
-            path.unlink()
+        page_hash = sorted(stored)[number % len(stored)]
+        raw = stored[page_hash]
+        if how == "gone" or len(raw) < LAYOUT.stored_bytes:
+            self.place.remove(page_hash)
             return
         flipped = bytearray(raw)
         flipped[number % (len(raw) - 4)] ^= 1 + number % 255
-        used = path.stat().st_mtime_ns
-        path.write_bytes({"torn": raw[: number % len(raw)], "flipped": bytes(flipped), "empty": b""}[how])
-        os.utime(path, ns=(used, used))
+        self.place.overwrite(
+            page_hash, {"torn": raw[: number % len(raw)], "flipped": bytes(flipped), "empty": b""}[how]
+        )
         if bytes(flipped) != raw:
-            self.damaged.add(bytes.fromhex(path.name))
+            self.damaged.add(page_hash)
 
     @rule(who=st.integers(0, 1))
     def refresh(self, who: int) -> None:
         store = self.stores[who]
         store.refresh()
-        there = {bytes.fromhex(path.name) for path in self.kind.files(self.folder)}
-        assert {page_hash for page_hash in HASHES if page_hash in store} == there
+        assert {page_hash for page_hash in HASHES if page_hash in store} == set(self.place.stored())
 
     @rule(who=st.integers(0, 1), first=st.integers(0, 199), count=st.integers(1, 40))
     def touch(self, who: int, first: int, count: int) -> None:
@@ -253,21 +286,32 @@ class SharedStores(RuleBasedStateMachine):
 
     @invariant()
     def the_bound_holds(self) -> None:
-        num_bytes = sum(path.stat().st_size for path in self.kind.files(self.folder))
-        assert num_bytes <= 0.95 * MAX_BYTES, "each of the two looks after every fiftieth part of it"
+        if isinstance(self.place, FilesPlace):
+            num_bytes = sum(map(len, self.place.stored().values()))
+            assert num_bytes <= 0.95 * MAX_BYTES, "each of the two looks after every fiftieth part of it"
 
     def teardown(self) -> None:
         self._closing.close()
 
 
-TestSharedStores = SharedStores.TestCase
-TestSharedStores.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+@pytest.mark.parametrize("name", ["files", "valkey"])
+def test_shared_stores(name: str, request: pytest.FixtureRequest) -> None:
+    """Whatever two stores do, and whoever harms what lies there."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def make() -> SharedStores:
+            return SharedStores(open_place(name, Path(tempfile.mkdtemp(dir=folder)), request))
+
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            make, settings=settings(max_examples=25, stateful_step_count=25, deadline=None)
+        )
+
 
 _HAMMER = """
 import random, sys
 from pathlib import Path
-from tests.contract.test_page_store import HASHES, KINDS, got, page_of, put
-store, draw = KINDS["files"].open(Path(sys.argv[1])), random.Random(sys.argv[2])
+from tests.contract.page_places import FilesPlace, HASHES, got, page_of, put
+store, draw = FilesPlace(Path(sys.argv[1])).open(), random.Random(sys.argv[2])
 num_got = 0
 for _ in range(1500):
     page_hash = draw.choice(HASHES)

@@ -108,6 +108,19 @@ def test_workers_share_packed_weights_and_kernels_where_the_image_lets_them_writ
     assert "cache" in document["volumes"]
 
 
+def test_pages_outlive_the_stack_on_a_volume_of_their_own_where_a_setting_says_so(document: Any) -> None:
+    [target] = [
+        mount.partition(":")[2] for mount in document["services"]["transfer"]["volumes"] if mount.startswith("pages:")
+    ]
+    assert config_of(document, "transfer").page_files_dir == "", "not unless asked"
+    asked = re.sub(r"\$\{PAGE_FILES_DIR-\}", target, (COMPOSE / "compose.yaml").read_text())
+    assert config_of(yaml.safe_load(with_defaults(asked)), "transfer").page_files_dir == target
+    assert document["volumes"]["pages"] is None, "a plain one, which takes the owner of the image's folder"
+    dockerfile = (COMPOSE / "Dockerfile").read_text()
+    assert re.search(rf"install -d -o weir -g weir -m 0700 .*{re.escape(target)}$", dockerfile, re.MULTILINE)
+    assert f"`PAGE_FILES_DIR={target}`" in (COMPOSE / "README.md").read_text()
+
+
 def test_workers_call_the_transfer_service_where_it_listens(document: Any) -> None:
     listen = config_of(document, "transfer").listen
     assert listen.startswith("unix:/dev/shm/")

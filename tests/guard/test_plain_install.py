@@ -17,7 +17,7 @@ _DISTRIBUTIONS = {"sklearn": "scikit-learn", "psycopg": "psycopg[binary]"}
 # None in sys.modules: not installed, for `import` and for `importlib.util.find_spec`.
 _PLAIN = """
 import sys
-for name in ("torch", "triton", "numba", "llvmlite", "matplotlib", "sklearn", "scipy", "joblib", "psycopg",
+for name in ("torch", "triton", "numba", "llvmlite", "matplotlib", "sklearn", "scipy", "joblib", "psycopg", "redis",
              "cryptography"):
     sys.modules[name] = None
 """
@@ -46,7 +46,8 @@ for root in ("weir_gateway", "weir_scheduler", "weir_transfer", "weir_prefill", 
     package = importlib.import_module(root)
     names += [module.name for module in pkgutil.walk_packages(package.__path__, root + ".")]
 needs_extra = {
-    "weir.sim.results.plots", "weir.bench.step", "weir.bench.step_split", "weir.bench.serving.curves",
+    "weir.kv.tiers.valkey_client", "weir.kv.tiers.valkey_store", "weir.sim.results.plots", "weir.bench.step",
+    "weir.bench.step_split", "weir.bench.serving.curves",
 }
 for name in set(names) - needs_extra:
     importlib.import_module(name)
@@ -155,7 +156,7 @@ def test_each_extra_of_the_distribution_is_what_its_name_asks_for() -> None:
         extra: {re.split(r"[ ;<>=]", line)[0] for line in lines}
         for extra, lines in project["optional-dependencies"].items()
     }
-    assert names.pop("dev") > {f"{DISTRIBUTION}[certs,plots,postgres,training,worker]"}
+    assert names.pop("dev") > {f"{DISTRIBUTION}[certs,plots,postgres,training,valkey,worker]"}
     asked = {extra: {_DISTRIBUTIONS.get(name, name) for name in packages} for extra, packages in PACKAGES.items()}
     asked["worker"] |= {"triton", "nvidia-ml-py"}  # asked for by device, not by extra
     assert names == asked

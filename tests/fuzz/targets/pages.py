@@ -15,7 +15,8 @@ from weir.kv.movers.frames import FrameHeader, FrameKind, pack_header
 from weir.kv.movers.pipes import Buffer, PipeEnded
 from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
 from weir.kv.movers.source import PageSource, checksum_of
-from weir.kv.tiers.page_file import DamagedPage, PageLayout, read_page, write_page
+from weir.kv.tiers.page_file import read_page, write_page
+from weir.kv.tiers.page_header import DamagedPage, PageLayout
 
 _PAGES = tuple(bytes([number]) * 96 for number in range(6))
 _HELLO = PullHello(b"t" * 16, Attempt(2, 0), b"k" * 16)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from weir.kv.tiers.page_file import HEADER_BYTES, DamagedPage, PageLayout, read_page, write_page
+from weir.kv.tiers.page_file import read_page, write_page
+from weir.kv.tiers.page_header import HEADER_BYTES, DamagedPage, PageLayout
 
 LAYOUT = PageLayout("digest", 3000)
 HASH = bytes(range(16))

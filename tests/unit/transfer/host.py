@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,23 +20,25 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import Segment, claim_segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.device import HostMemory
+from weir.kv.memory.page_access import PageAccess
 from weir.kv.memory.server import MemoryServer
 from weir.kv.records.record import SequenceParams
-from weir.kv.tiers.file_store import PageFileStore
-from weir.kv.tiers.page_file import PageLayout
+from weir.kv.tiers.page_header import PageLayout
 from weir.rpc.arena.client import ArenaAccess, ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.exchange.page_exchange import PagesPort
 from weir_transfer.messages import ArenaSettings
-from weir_transfer.page_files import PageFilesSettings
 from weir_transfer.service import TransferService
+from weir_transfer.tier_keeper import PageTier
 
 _GEOMETRY = ArenaGeometry(page_bytes=4096, num_pages=40, num_slots=6, max_context_tokens=256)
 # A client tries again after up to half a second: leases outlive that by far.
 _SETTINGS = ArenaSettings(heartbeat_interval_ms=50, lease_ttl_ms=1500, prefix_wait_ms=2000, adoption_wait_ms=0)
 ATTEMPT = Attempt(1, 0)
+
+MakeTiers = Callable[[PageLayout, PageAccess], Sequence[PageTier]]
 
 
 class PretendedProcess:
@@ -70,19 +72,17 @@ class Host:
         shown_host: str = "127.0.0.1",
         model_digest: str = "digest",
         on_device: bool = False,
-        page_files: Path | None = None,
-        min_uses: int = 1,
+        tiers: MakeTiers | None = None,
         num_pages: int = 40,
     ) -> None:
         """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `shown_host`: where
         others are told to ask for them, at the same ports; something there must pass it on. `on_device`: pages are in
-        what stands for the memory of a device. `page_files`: folder where pages outlive the arena, once `min_uses`
-        prompts have used them."""
+        what stands for the memory of a device. `tiers`: where pages outlive the arena."""
         self._on_device = on_device
         self._shown_host = shown_host
         self._model_digest = model_digest
         self._geometry = replace(_GEOMETRY, num_pages=num_pages, pages_on_device=on_device)
-        self._page_files, self._min_uses = page_files, min_uses
+        self._tiers = tiers
         self._settings = settings
         self._exchanges_pages = exchanges_pages
         self.pages_address = ""
@@ -107,9 +107,9 @@ class Host:
             self.pages_address = f"{self._shown_host}:{number}"
             port = PagesPort("test", f"127.0.0.1:{number}", self.pages_address, PlainDialer(), certificate=None)
             self.service.exchange_pages(port)
-        if self._page_files is not None:
-            store = PageFileStore(self._page_files, PageLayout(self._model_digest, _GEOMETRY.page_bytes), 1 << 20)
-            self.service.keep_pages(store, PageFilesSettings(1 << 30, self._min_uses))
+        if self._tiers is not None:
+            layout = PageLayout(self._model_digest, _GEOMETRY.page_bytes)
+            self.service.keep_pages(self._tiers(layout, arena.pages))
         self.service.add_to(self._server)
         self._server.add_insecure_port(f"unix:{self.socket_path}")
         await self._server.start()
@@ -156,8 +156,8 @@ class Host:
         return self.processes[-1]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+    async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is waited for is known to another task
             await asyncio.sleep(0.01)
 

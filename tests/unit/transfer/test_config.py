@@ -50,6 +50,24 @@ def test_a_longer_context_than_the_models_is_refused() -> None:
         ({"max_context_tokens": -1}, "max_context_tokens -1: must not be negative"),
         ({"page_files_dir": "/p", "prefix_cache": False}, "page_files_dir '/p': needs prefix_cache"),
         ({"page_files_min_uses": 0}, "page_files_min_uses 0: must be at least 1"),
+        ({"page_valkey_url": "http://h"}, r"page_valkey_url 'http://h': must be redis://"),
+        ({"page_valkey_url": "redis://u:secret@h"}, r"page_valkey_url 'redis://\*\*\*@h': has a password in it"),
+        ({"page_valkey_url": "redis://h:6379/x"}, "names database 'x': must be a number"),
+        ({"page_valkey_url": "redis://h:999999"}, "is no URL"),
+        ({"page_valkey_url": "redis://10.0.0.7"}, "page_valkey_url 'redis://10.0.0.7:6379/0': .*give rediss://"),
+        ({"page_valkey_url": "redis://localhost", "prefix_cache": False}, "page_valkey_url .*: needs prefix_cache"),
+        ({"page_valkey_url": "redis://localhost", "page_valkey_ca_file": "/ca"}, "page_valkey_ca_file '/ca': needs"),
+        ({"page_valkey_password_file": "/p"}, "page_valkey_password_file '/p': is of no use without"),
+        ({"page_valkey_ttl_s": 59}, "page_valkey_ttl_s 59: must be at least 60"),
+        (
+            {"page_memory_bytes": 1 << 30},
+            "page_memory_bytes 1073741824: is for arenas on a device; .* arena_bytes more",
+        ),
+        ({"page_memory_bytes": -1}, "page_memory_bytes -1: must be at least 0"),
+        (
+            {"page_memory_bytes": 1 << 30, "device": "interpreter", "prefix_cache": False},
+            "page_memory_bytes .*: needs prefix_cache",
+        ),
         ({"load": "dummy"}, "load 'dummy': needs a model_shape"),
         ({"model_shape": "tiny"}, "model_shape 'tiny': is for load 'dummy' only"),
     ],
@@ -57,6 +75,19 @@ def test_a_longer_context_than_the_models_is_refused() -> None:
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         TransferConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"page_valkey_url": "rediss://ada@valkey.example:7000/3", "page_valkey_ca_file": "/ca"},
+        {"page_valkey_url": "valkey://[::1]"},
+        {"page_valkey_url": "redis://10.0.0.7", "insecure_listen": True},
+        {"page_memory_bytes": 1 << 30, "device": "interpreter"},
+    ],
+)
+def test_tiers_that_go_together_are_taken(settings: dict[str, object]) -> None:
+    TransferConfig(**settings)  # type: ignore[arg-type]
 
 
 def test_what_is_given_is_not_read_from_the_model() -> None:

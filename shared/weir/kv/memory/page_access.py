@@ -28,6 +28,10 @@ class PagePlace(Protocol):
         """They have come whole to what `begin` returned, and are the page's from here on."""
         ...
 
+    def take(self, page: memoryview) -> None:
+        """Copies a page that the host has: at once where a device reads that memory fast."""
+        ...
+
 
 class PageAccess(Protocol):
     """By page id. Any thread may use it, for different pages at the same time."""
@@ -37,6 +41,10 @@ class PageAccess(Protocol):
         ...
 
     def place(self, page_id: int) -> PagePlace: ...
+
+    def host_buffer(self) -> memoryview:
+        """Memory of the host, of a page's length, which the device of the pages reads fast. Raises PageMemoryAway."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,9 @@ class InPlace:
         return self.memory
 
     def end(self, memory: memoryview) -> None: ...
+
+    def take(self, page: memoryview) -> None:
+        self.memory[:] = page
 
 
 class HostPageAccess:
@@ -63,6 +74,9 @@ class HostPageAccess:
 
     def place(self, page_id: int) -> PagePlace:
         return InPlace(self.read(page_id))
+
+    def host_buffer(self) -> memoryview:
+        return memoryview(bytearray(self._pages.shape[1]))
 
 
 class DevicePageAccess:
@@ -83,6 +97,10 @@ class DevicePageAccess:
     def place(self, page_id: int) -> PagePlace:
         return _OnDevice(self, page_id * self._page_bytes, self._page_bytes)
 
+    def host_buffer(self) -> memoryview:
+        with self.mapped() as memory:
+            return memory.host_buffer(self._page_bytes)
+
     @contextmanager
     def mapped(self) -> Iterator[DeviceMemory]:
         """Raises PageMemoryAway, also for what the device does not do."""
@@ -102,9 +120,11 @@ class _OnDevice:
     page_bytes: int
 
     def begin(self) -> memoryview:
-        with self.pages.mapped() as device:
-            return device.host_buffer(self.page_bytes)
+        return self.pages.host_buffer()
 
     def end(self, memory: memoryview) -> None:
+        self.take(memory)
+
+    def take(self, page: memoryview) -> None:
         with self.pages.mapped() as device:
-            device.write(self.offset, memory)
+            device.write(self.offset, page)

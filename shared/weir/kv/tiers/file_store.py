@@ -18,9 +18,11 @@ from pathlib import Path
 
 from weir.core.fields import format_size
 from weir.core.trusted_folder import make_trusted_folder
+from weir.kv.memory.page_access import PagePlace
 from weir.kv.movers.pipes import Buffer
 from weir.kv.prefixes import HASH_BYTES
-from weir.kv.tiers.page_file import UNFINISHED, DamagedPage, PageLayout, read_page, write_page
+from weir.kv.tiers.page_file import UNFINISHED, read_page, write_page
+from weir.kv.tiers.page_header import DamagedPage, PageLayout
 from weir.kv.tiers.page_store import StoreCounters
 
 _log = logging.getLogger(__name__)
@@ -50,10 +52,10 @@ class PageFileStore:
     def __init__(
         self, folder: Path, layout: PageLayout, max_bytes: int, now_ns: Callable[[], int] = time.time_ns
     ) -> None:
-        least_bytes = MIN_PAGES * layout.file_bytes
+        least_bytes = MIN_PAGES * layout.stored_bytes
         if max_bytes < least_bytes:
             raise ValueError(
-                f"page_files_bytes {max_bytes}: holds {max_bytes // layout.file_bytes} pages of this model; give at "
+                f"page_files_bytes {max_bytes}: holds {max_bytes // layout.stored_bytes} pages of this model; give at "
                 f"least {least_bytes} ({format_size(least_bytes)})"
             )
         self._folder, self._layout, self._max_bytes, self._now_ns = folder, layout, max_bytes, now_ns
@@ -70,12 +72,16 @@ class PageFileStore:
         self._make_room()
 
     @property
+    def is_away(self) -> bool:
+        return False
+
+    @property
     def num_pages(self) -> int:
         return sum(map(len, self._known))
 
     @property
     def num_bytes(self) -> int:
-        return self.num_pages * self._layout.file_bytes + self._others_bytes
+        return self.num_pages * self._layout.stored_bytes + self._others_bytes
 
     def __contains__(self, page_hash: bytes) -> bool:
         return page_hash in self._known[page_hash[0]]
@@ -105,14 +111,14 @@ class PageFileStore:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             write_page(path, self._layout, page_hash, page)
             _try_touch(path, self._now_ns())
-            self._unlooked_bytes += self._layout.file_bytes
+            self._unlooked_bytes += self._layout.stored_bytes
         self._known[page_hash[0]].add(page_hash)
         if self._unlooked_bytes > _LOOK_SHARE * self._max_bytes:
             self._make_room()
         return not is_there
 
-    def try_get(self, page_hash: bytes, memory: memoryview) -> bool:
-        path = self._path_of(page_hash)
+    def try_get(self, page_hash: bytes, place: PagePlace) -> bool:
+        path, memory = self._path_of(page_hash), place.begin()
         try:
             read_page(path, self._layout, page_hash, memory)
         except FileNotFoundError:
@@ -127,6 +133,7 @@ class PageFileStore:
             _log.warning("a page is computed again, its file cannot be read: %s", error)
             return False
         else:
+            place.end(memory)
             return True
         self._known[page_hash[0]].discard(page_hash)
         return False
@@ -136,6 +143,8 @@ class PageFileStore:
         for index, page_hash in enumerate(hashes):
             with suppress(OSError):
                 _try_touch(self._path_of(page_hash), now_ns - 1000 * index)
+
+    def close(self) -> None: ...
 
     def _folder_of(self, number: int) -> Path:
         return self._own_folder / f"{number:02x}"
@@ -154,7 +163,7 @@ class PageFileStore:
                     break
                 num_bytes -= file.num_bytes
                 self._evict(file.path)
-        self._others_bytes = max(0, num_bytes - self.num_pages * self._layout.file_bytes)
+        self._others_bytes = max(0, num_bytes - self.num_pages * self._layout.stored_bytes)
 
     def _evict(self, path: str) -> None:
         """What another process has removed meanwhile counts as its own."""

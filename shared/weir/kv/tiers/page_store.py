@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from weir.kv.memory.page_access import PagePlace
 from weir.kv.movers.pipes import Buffer
 
 
@@ -26,6 +27,11 @@ class PageStore(Protocol):
     counters: StoreCounters
 
     @property
+    def is_away(self) -> bool:
+        """Nothing is got from it now, nor put there; what is known of it stays known."""
+        ...
+
+    @property
     def num_pages(self) -> int:
         """That are known."""
         ...
@@ -40,7 +46,7 @@ class PageStore(Protocol):
         ...
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
-        """How many of the first `hashes` are known to be there."""
+        """How many of the first `hashes` can be got, as far as is known here and now."""
         ...
 
     def refresh(self) -> None:
@@ -48,15 +54,19 @@ class PageStore(Protocol):
         ...
 
     def try_put(self, page_hash: bytes, page: Buffer) -> bool:
-        """False: it was there already. Evicts what was used longest ago where too much would be there. Raises OSError;
+        """False: it was there already. Where too much would be there, what was used longest ago goes. Raises OSError;
         the page is not there then, and all else is as it was."""
         ...
 
-    def try_get(self, page_hash: bytes, memory: memoryview) -> bool:
-        """Into `memory`, of a page's length. False: it is not there, or not as it was put; the bytes of `memory` mean
-        nothing then."""
+    def try_get(self, page_hash: bytes, place: PagePlace) -> bool:
+        """False: it is not there, or not as it was put; the bytes of `place` mean nothing then. Raises PageMemoryAway,
+        of `place`."""
         ...
 
     def touch(self, hashes: Iterable[bytes]) -> None:
         """The prefix `hashes` was used now. Of what was used at one time its end goes first."""
+        ...
+
+    def close(self) -> None:
+        """For when nobody reads or writes any more. What was put stays, where it outlives this process."""
         ...

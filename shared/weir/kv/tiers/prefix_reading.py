@@ -42,14 +42,10 @@ class PrefixReading:
 
     def _try_read(self, page_hash: bytes, place: PagePlace) -> bool:
         try:
-            memory = place.begin()
-            if not self._store.try_get(page_hash, memory):
-                return False
-            place.end(memory)
+            return self._store.try_get(page_hash, place)
         except PageMemoryAway as error:
-            _log.warning("a prefix in files is computed again: %s", error)
+            _log.warning("a prefix that was kept is computed again: %s", error)
             return False
-        return True
 
     def stop(self) -> None:
         """No page is begun any more. Who runs it may still be writing into one."""

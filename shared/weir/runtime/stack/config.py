@@ -26,6 +26,7 @@ from weir.runtime.config import (
     model_reference,
     setting,
 )
+from weir.runtime.page_tiers import PAGE_MEMORY_HELP, PAGE_VALKEY_HELP, check_page_memory, check_page_valkey
 from weir.runtime.stack.credentials import HostCredentials, nats_role_of
 from weir.runtime.stack.models import (
     CHAT_TEMPLATE_HELP,
@@ -83,6 +84,10 @@ class StackConfig:
         "", "Folder where computed pages outlive the arena, also for the next start. Empty: they do not."
     )
     page_files_bytes: ByteSize = setting(PAGE_FILES_BYTES, "Bytes of files there, of all models together.")
+    page_valkey_url: str = setting("", PAGE_VALKEY_HELP)
+    page_valkey_password_file: str = setting("", "File with its password. Empty: it wants none.")
+    page_valkey_ca_file: str = setting("", "File with the authorities of its certificate. Empty: the system's.")
+    page_memory_bytes: ByteSize = setting(0, PAGE_MEMORY_HELP)
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
     grace_s: float = setting(10.0, "Seconds that running requests have to end after Ctrl-C or `weir down`.")
@@ -118,6 +123,8 @@ class StackConfig:
         check_load(self.load, self.model_shape)
         check_precision(self.precision, self.device)
         check_exact(self.exact, self.precision, self.device)
+        check_page_memory(self.page_memory_bytes, self.device)
+        check_page_valkey(self)
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         check_range(self, "grace_s", 0, 600)

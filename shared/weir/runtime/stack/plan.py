@@ -182,7 +182,7 @@ def plan_model(
     beside = ("--workers-on-machine", str(models.num_workers(model)))
     pages_flags = config.pages_flags(numbers["transfer"]).items()
     pages = (word for name, value in pages_flags for word in flag_words(name, value))
-    own = (*size, *context, *share, *beside, *pages, *_page_files_flags(config))
+    own = (*size, *context, *share, *beside, *pages, *_tier_flags(config))
     specs = [spec_of("transfer", own, f"{UNIX}{socket}")]
     flags = ("--arena-socket", str(socket), "--workers-on-machine", str(models.num_all_workers))
     bounded = (*flags, *context) if model.max_context_tokens else flags
@@ -194,9 +194,16 @@ def plan_model(
     return specs
 
 
-def _page_files_flags(config: StackConfig) -> tuple[str, ...]:
-    folder = config.page_files_dir and str(Path(config.page_files_dir).absolute())
-    return ("--page-files-dir", folder, "--page-files-bytes", str(config.page_files_bytes)) if folder else ()
+def _tier_flags(config: StackConfig) -> tuple[str, ...]:
+    """Of those tiers that there are."""
+    flags: dict[str, object] = {"page_memory_bytes": config.page_memory_bytes}
+    if config.page_files_dir:
+        flags |= {"page_files_dir": Path(config.page_files_dir).absolute(), "page_files_bytes": config.page_files_bytes}
+    flags["page_valkey_url"] = config.page_valkey_url
+    for name in ("page_valkey_password_file", "page_valkey_ca_file"):
+        path: str = getattr(config, name)
+        flags[name] = path and Path(path).absolute()
+    return tuple(word for name, value in flags.items() if value for word in flag_words(name, value))
 
 
 def _scheduler_flags(config: StackConfig, models: StackModels, index: int) -> tuple[str, ...]:

@@ -45,26 +45,27 @@ remote_busy_seconds_total > weir_arena_remote_busy_seconds_total: Seconds in whi
 remote_pages_offered_total > weir_arena_remote_pages_offered_total: Pages that were offered to other hosts.
 remote_pages_reserved > weir_arena_remote_pages_reserved: Pages that are on their way here.
 remote_pages_pinned > weir_arena_remote_pages_pinned: Pages offered to other hosts, or of sequences coming here.
-page_files > weir_arena_page_files: Pages of the model that are in files, as far as this process knows.
-page_files_bytes > weir_arena_page_files_bytes: Bytes of the files of all models there, as far as it knows.
-page_files_unwritten_pages > weir_arena_page_files_unwritten_pages: Cached pages that are to be written.
-page_files_loads_total > weir_arena_page_files_loads_total: Beginnings of prompts that were to come from files.
-page_files_loads_failed_total > weir_arena_page_files_loads_failed_total: Those that did not come, or in part.
-page_files_loads_declined_total > weir_arena_page_files_loads_declined_total: Those that are computed sooner than read.
-page_files_loaded_pages_total > weir_arena_page_files_loaded_pages_total: Pages that came from files.
-page_files_loaded_bytes_total > weir_arena_page_files_loaded_bytes_total: Bytes of them.
-page_files_load_seconds_total > weir_arena_page_files_load_seconds_total: Seconds that prompts waited for them.
-page_files_load_rate > weir_arena_page_files_load_rate: Pages a second that a prompt gets from files, as measured.
-page_files_prefill_rate > weir_arena_page_files_prefill_rate: Pages a second that are computed for one, as measured.
-page_files_written_pages_total > weir_arena_page_files_written_pages_total: Pages written to files.
-page_files_written_bytes_total > weir_arena_page_files_written_bytes_total: Bytes of them.
-page_files_write_seconds_total > weir_arena_page_files_write_seconds_total: Seconds that it took.
-page_files_write_failures_total > weir_arena_page_files_write_failures_total: Times that files could not be written.
-page_files_lost_pages_total > weir_arena_page_files_lost_pages_total: Pages that made room before they were written.
-page_files_evicted_total > weir_arena_page_files_evicted_total: Files that made room.
-page_files_damaged_total > weir_arena_page_files_damaged_total: Files that were not as they were written, and removed.
-page_files_missing_total > weir_arena_page_files_missing_total: Files that were gone when they were to be read.
-page_files_failed_reads_total > weir_arena_page_files_failed_reads_total: Files that could not be read.
+page_*_known_pages > weir_arena_page_tier_pages by tier: Pages of the model there, as far as is known here.
+page_*_bytes > weir_arena_page_tier_bytes by tier: Bytes that count for the tier's bound, of all models together.
+page_*_away > weir_arena_page_tier_away by tier: 1 while the tier does not answer, and nothing is asked of it.
+page_*_unwritten_pages > weir_arena_page_tier_unwritten_pages by tier: Cached pages that are to be written there.
+page_*_loads_total > weir_arena_page_tier_loads_total by tier: Beginnings of prompts that were to come from there.
+page_*_loads_failed_total > weir_arena_page_tier_loads_failed_total by tier: Those that did not come, or in part.
+page_*_loads_declined_total > weir_arena_page_tier_loads_declined_total by tier: Those that are computed sooner.
+page_*_loaded_pages_total > weir_arena_page_tier_loaded_pages_total by tier: Pages that came from there.
+page_*_loaded_bytes_total > weir_arena_page_tier_loaded_bytes_total by tier: Bytes of them.
+page_*_load_seconds_total > weir_arena_page_tier_load_seconds_total by tier: Seconds that prompts waited for them.
+page_*_load_rate > weir_arena_page_tier_load_rate by tier: Pages a second that a prompt gets, as measured.
+page_*_prefill_rate > weir_arena_page_tier_prefill_rate by tier: Pages a second that are computed, as measured.
+page_*_written_pages_total > weir_arena_page_tier_written_pages_total by tier: Pages written there.
+page_*_written_bytes_total > weir_arena_page_tier_written_bytes_total by tier: Bytes of them.
+page_*_write_seconds_total > weir_arena_page_tier_write_seconds_total by tier: Seconds that it took.
+page_*_write_failures_total > weir_arena_page_tier_write_failures_total by tier: Times that pages could not be written.
+page_*_lost_pages_total > weir_arena_page_tier_lost_pages_total by tier: Pages that made room before they were written.
+page_*_evicted_total > weir_arena_page_tier_evicted_total by tier: Pages that this process removed to make room.
+page_*_damaged_total > weir_arena_page_tier_damaged_total by tier: Pages that were not as written, and removed.
+page_*_missing_total > weir_arena_page_tier_missing_total by tier: Pages that were gone when they were to be read.
+page_*_failed_reads_total > weir_arena_page_tier_failed_reads_total by tier: Pages that could not be read.
 weights_bytes > weir_arena_weights_bytes: Bytes of weights that workers of the device share.
 weights_users > weir_arena_weights_users: Workers that use them.
 """,

@@ -1,4 +1,4 @@
-"""Keeps the full pages of an arena in files, and brings them back while matches wait for them.
+"""Keeps the full pages of an arena in one tier outside it, and brings them back while matches wait for them.
 
     sealed ─> unwritten ─> copied, unchanged meanwhile ─> written          by one thread, so many bytes a second
     begin ─> pages reserved, expected ─> read ─> cached here               by several
@@ -21,9 +21,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.core.clock import Backoff, SystemClock
+from weir.core.clock import Backoff
 from weir.kv.arena.segment import Segment
-from weir.kv.memory.page_access import PageAccess
+from weir.kv.memory.page_access import InPlace, PageAccess
 from weir.kv.prefixes import PrefixIndex
 from weir.kv.tiers.page_store import PageStore
 from weir.kv.tiers.prefix_reading import PrefixReading
@@ -48,15 +48,16 @@ _LAST_WRITES_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class PageFilesSettings:
-    """`min_uses`: prompts that must have used a page before it is written."""
+class KeeperSettings:
+    """`write_bytes_per_s`: inf for a tier that nobody else waits for. `min_uses`: prompts that must have used a page
+    before it is written."""
 
-    write_bytes_per_s: int
+    write_bytes_per_s: float
     min_uses: int = 1
 
 
 @dataclass(slots=True)
-class PageFilesCounters:
+class KeeperCounters:
     """Since the start of this process."""
 
     loads_total: int = 0
@@ -84,8 +85,17 @@ class _Batch:
     error: OSError | None = None
 
 
-class PageFiles:
-    """Of one arena. `index`: of its cached prefixes."""
+@dataclass(frozen=True, slots=True)
+class PageTier:
+    """`name`: a word for figures and lines of the log."""
+
+    name: str
+    store: PageStore
+    settings: KeeperSettings
+
+
+class TierKeeper:
+    """Of one arena and one tier. `index`: of the arena's cached prefixes; `meter`: of what is computed for it."""
 
     def __init__(
         self,
@@ -93,19 +103,19 @@ class PageFiles:
         pages: PageAccess,
         remote: RemotePrefixes,
         index: PrefixIndex,
-        store: PageStore,
-        settings: PageFilesSettings,
+        meter: PrefillMeter,
+        tier: PageTier,
     ) -> None:
+        """The store is closed with it."""
+        self.name = tier.name
         self._pages = pages
         self._generations: NDArray[np.uint32] = segment.page_rows["generation"]
         self._page_bytes = segment.geometry.page_bytes
         self._copy = np.empty(self._page_bytes, np.uint8)
-        self._remote, self._index, self._store, self._settings = remote, index, store, settings
-        self._unwritten = UnwrittenPages(index, store.__contains__, settings.min_uses)
-        meter = PrefillMeter(SystemClock())
-        remote.measure_by(meter)
+        self._remote, self._index, self._store, self._settings = remote, index, tier.store, tier.settings
+        self._unwritten = UnwrittenPages(index, tier.store.__contains__, tier.settings.min_uses)
         self._rates = LoadRates(meter)
-        self._counters = PageFilesCounters()
+        self._counters = KeeperCounters()
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="page reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="page writer")
         self._loads: dict[asyncio.Task[None], PrefixReading] = {}
@@ -119,7 +129,7 @@ class PageFiles:
         self._probe_task: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        self._writing = asyncio.create_task(self._keep_writing(), name="page files")
+        self._writing = asyncio.create_task(self._keep_writing(), name=f"pages in {self.name}")
         self._writing.add_done_callback(_log_failure)
 
     async def close(self) -> None:
@@ -134,11 +144,14 @@ class PageFiles:
             await self._write_last()
         if self._loads:
             await asyncio.wait(list(self._loads))
+        if self._probe_task is not None:
+            await asyncio.wait([self._probe_task])
         for threads in (self._readers, self._writer):
             threads.shutdown(wait=False)
+        self._store.close()
 
     def begin(self, hashes: Sequence[bytes]) -> int:
-        """What of this prefix is not here comes from files, if that is worth it. How many pages are to come: matches
+        """What of this prefix is not here comes from the tier, if that is worth it. How many pages are to come: matches
         find them expected from here on."""
         num_cached = self._remote.try_count_cached(hashes)
         if num_cached is None or len(self._loads) >= _MAX_LOADS or self._is_ending.is_set():
@@ -169,19 +182,21 @@ class PageFiles:
     def metrics(self) -> Mapping[str, float]:
         counted = {**asdict(self._counters), **asdict(self._store.counters)}
         counted["lost_pages_total"] += self._unwritten.num_lost
-        return {
-            "page_files": float(self._store.num_pages),
-            "page_files_bytes": float(self._store.num_bytes),
-            "page_files_unwritten_pages": float(len(self._unwritten)),
-            **{f"page_files_{name}": float(value) for name, value in counted.items()},
+        told = {
+            "known_pages": self._store.num_pages,
+            "bytes": self._store.num_bytes,
+            "away": self._store.is_away,
+            "unwritten_pages": len(self._unwritten),
+            **counted,
             **self._rates.metrics(),
         }
+        return {f"page_{self.name}_{name}": float(value) for name, value in told.items()}
 
     async def _load(self, reservation: Reservation, reading: PrefixReading) -> None:
         began_s, num_wanted = time.monotonic(), len(reservation.hashes)
         try:
             running = await self._read(reservation, reading)
-            if reading.num_read or running:  # else it says nothing of the disk
+            if reading.num_read or running:  # else it says nothing of the tier
                 self._rates.on_loaded(reading.num_read, time.monotonic() - began_s)
             if running:
                 await asyncio.wait(running)
@@ -207,7 +222,8 @@ class PageFiles:
             reading.stop()
             _, running = await asyncio.wait(running, timeout=_LEAST_WAIT_S)
         if running:
-            _log.warning("%d pages do not come from files within %.1f s", len(reservation.hashes), longest_s)
+            num_pages = len(reservation.hashes)
+            _log.warning("%d pages do not come from %s within %.1f s", num_pages, self.name, longest_s)
             self._remote.abandon(reservation)
         return running
 
@@ -224,23 +240,28 @@ class PageFiles:
         self._probe_task = asyncio.get_running_loop().run_in_executor(self._readers, self._read_apart, hashes)
 
     def _read_apart(self, hashes: Sequence[bytes]) -> None:
-        began_s, memory = time.monotonic(), memoryview(bytearray(self._page_bytes))
-        num_read = sum(self._store.try_get(page_hash, memory) for page_hash in hashes)
+        began_s, place = time.monotonic(), InPlace(memoryview(bytearray(self._page_bytes)))
+        num_read = sum(self._store.try_get(page_hash, place) for page_hash in hashes)
         if not num_read:
             return
         self._rates.on_loaded(num_read, time.monotonic() - began_s)
 
     async def _keep_writing(self) -> None:
-        refreshed_at_s = time.monotonic()
+        """Looks every _REFRESH_S, also while what failed waits for its next try: so a server is found again."""
+        refreshes_at_s, writes_at_s = time.monotonic() + _REFRESH_S, 0.0
         while not self._is_ending.is_set():
             self._has_changed.clear()
-            batch = await self._write_some()
+            now_s = time.monotonic()
+            batch = await self._write_some() if now_s >= writes_at_s else None
             if batch is not None:
-                await self._pause(self._pause_after(batch))
-            if time.monotonic() >= refreshed_at_s + _REFRESH_S:
+                writes_at_s = time.monotonic() + self._pause_after(batch)
+            if now_s >= refreshes_at_s:
                 await self._in_writer(self._store.refresh)
-                refreshed_at_s = time.monotonic()
-            if batch is None:
+                refreshes_at_s = time.monotonic() + _REFRESH_S
+            now_s = time.monotonic()
+            if writes_at_s > now_s:
+                await self._pause(min(writes_at_s, refreshes_at_s) - now_s)
+            elif batch is None:
                 await _wait(self._has_changed, _REFRESH_S)
 
     async def _write_last(self) -> None:
@@ -248,7 +269,7 @@ class PageFiles:
             pass
         left = len(self._unwritten)
         if left:
-            _log.warning("%d pages are not in files: there was no time for them, or no room", left)
+            _log.warning("%d pages are not in %s: there was no time for them, or no room", left, self.name)
 
     async def _write_some(self) -> _Batch | None:
         """None: there is nothing to write."""
@@ -288,9 +309,10 @@ class PageFiles:
     def _pause_after(self, batch: _Batch) -> float:
         if batch.error is None:
             self._backoff.reset()
-            return max(_LEAST_PAUSE_S, batch.num_written * self._page_bytes / self._settings.write_bytes_per_s)
+            least_s = 0.0 if self._settings.write_bytes_per_s == math.inf else _LEAST_PAUSE_S
+            return max(least_s, batch.num_written * self._page_bytes / self._settings.write_bytes_per_s)
         delay_s = self._backoff.next_delay_s()
-        _log.warning("pages cannot be written to files: %s; tried again in %.0f s", batch.error, delay_s)
+        _log.warning("pages cannot be written to %s: %s; tried again in %.0f s", self.name, batch.error, delay_s)
         return delay_s
 
     async def _pause(self, seconds: float) -> None:

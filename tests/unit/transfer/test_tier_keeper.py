@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.transfer.host import Host, memory_of, until
+from tests.unit.transfer.pages import HASHES, compute, content, find, give_back, num_found
 
-from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
-from weir.kv.prefixes import page_hashes, prefix_seed
+from weir.kv.memory.page_access import PageAccess, PagePlace
+from weir.kv.messages import PrefixSource
 from weir.kv.tiers.file_store import PageFileStore
+from weir.kv.tiers.page_header import PageLayout
 from weir.rpc.arena.client import ArenaClient
 from weir.testing.stack import wait_until
-from weir_transfer.page_files import PageFiles
 from weir_transfer.page_tier import LoadRates
+from weir_transfer.tier_keeper import KeeperSettings, PageTier, TierKeeper
 
-HASHES = page_hashes(range(320), prefix_seed("digest"))
 TRACE = 0xABC
 
 
@@ -46,10 +47,13 @@ class World:
         folder = self._folder / str(self._num_hosts)
         folder.mkdir()
         files = self._folder / "files"
+
+        def open_files(layout: PageLayout, pages: PageAccess) -> list[PageTier]:
+            return [PageTier("files", PageFileStore(files, layout, 1 << 20), KeeperSettings(1 << 30, min_uses))]
+
         host = Host(
             folder,
-            page_files=files,
-            min_uses=min_uses,
+            tiers=open_files,
             exchanges_pages=exchanges_pages,
             num_pages=num_pages,
             on_device=self._on_device,
@@ -71,37 +75,6 @@ async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
         yield World(tmp_path, closing, on_device=request.param == "pages on a device")
 
 
-def content(number: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    return np.random.default_rng(number).integers(0, 256, 4096, np.uint8)
-
-
-async def compute(client: ArenaClient, num_pages: int = 10) -> None:
-    match = await client.match(HASHES[:num_pages], num_pages + 1, 1)
-    for number, page_id in enumerate((*match.page_ids, *match.acquired.page_ids)):
-        if number >= len(match.page_ids):
-            memory_of(client)[page_id] = content(number)
-    await give_back(client, match, num_pages)
-
-
-async def find(client: ArenaClient, num_pages: int = 10, source: PrefixSource | None = None) -> PrefixMatch:
-    """As many pages as are cached by now, each as it was computed."""
-    match = await client.match(HASHES[:num_pages], num_pages + 1, 1, source=source)
-    for number, page_id in enumerate(match.page_ids):
-        assert (memory_of(client)[page_id] == content(number)).all()
-    return match
-
-
-async def give_back(client: ArenaClient, match: PrefixMatch, num_computed: int = 0) -> None:
-    page_ids = (*match.page_ids, *match.acquired.page_ids)
-    await client.release((), match.acquired.slots, [PageChain(page_ids, HASHES[:num_computed])], [match.match_id])
-
-
-async def num_found(client: ArenaClient, num_pages: int = 10) -> int:
-    match = await find(client, num_pages)
-    await give_back(client, match)
-    return len(match.page_ids)
-
-
 async def written(world: World, num_pages: int = 10) -> None:
     """That many pages are in files, and the host that wrote them is gone with its arena."""
     host, client = await world.host()
@@ -113,13 +86,17 @@ async def written(world: World, num_pages: int = 10) -> None:
 async def test_pages_are_there_after_their_arena_is_gone(world: World) -> None:
     await written(world)
     host, client = await world.host()
-    assert host.metric("page_files") == 10
+    assert host.metric("page_files_known_pages") == 10
     match = await find(client, source=PrefixSource("", f"00-{TRACE:032x}-{1:016x}-01"))
     assert len(match.page_ids) == 10
     await give_back(client, match)
     [span] = [span for span in host.spans.get_finished_spans() if span.name == "load_prefix"]
     assert span.context.trace_id == TRACE
-    assert dict(span.attributes or {}) == {"weir.num_pages_in_files": 10, "weir.num_cached_pages": 10}
+    assert dict(span.attributes or {}) == {
+        "weir.tier": "files",
+        "weir.num_pages_in_tier": 10,
+        "weir.num_cached_pages": 10,
+    }
     assert host.metric("page_files_loaded_pages_total") == 10
     assert host.metric("page_files_loaded_bytes_total") == 10 * 4096
     assert await num_found(client) == 10
@@ -138,10 +115,10 @@ async def test_pages_that_made_room_come_back(world: World) -> None:
 
 
 async def test_a_service_that_ends_writes_what_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(self: PageFiles) -> None:
+    async def never(self: TierKeeper) -> None:
         await self._is_ending.wait()
 
-    monkeypatch.setattr(PageFiles, "_keep_writing", never)
+    monkeypatch.setattr(TierKeeper, "_keep_writing", never)
     host, client = await world.host()
     await compute(client)
     assert world.files == []
@@ -154,8 +131,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_slow_disk(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, client = await world.host()
-    files, put, has_begun = host.service._files, PageFileStore.try_put, threading.Event()
-    assert files is not None
+    files, put, has_begun = host.service._keepers[0], PageFileStore.try_put, threading.Event()
 
     def put_slowly(self: PageFileStore, page_hash: bytes, page: bytes) -> bool:
         has_begun.set()
@@ -245,7 +221,7 @@ async def test_what_another_host_has_written_is_found_when_it_was_looked_for(wor
     (here, one), (there, other) = await world.host(), await world.host()
     await compute(one)
     await until(lambda: here.metric("page_files_written_pages_total") == 10)
-    there.service._files._store.refresh()  # type: ignore[union-attr]
+    there.service._keepers[0]._store.refresh()
     assert await num_found(other) == 10
     assert there.metric("page_files_loaded_pages_total") == 10
 
@@ -255,7 +231,7 @@ async def test_what_is_read_slower_than_computed_is_computed_and_tried_now_and_t
 ) -> None:
     await written(world)
     host, client = await world.host()
-    rates = host.service._files._rates  # type: ignore[union-attr]
+    rates = host.service._keepers[0]._rates
     monkeypatch.setattr(LoadRates, "is_worth", property(lambda self: False))
     assert await num_found(client) == 0
     assert (host.metric("page_files_loads_total"), host.metric("page_files_loads_declined_total")) == (0, 1)
@@ -269,9 +245,9 @@ def stuck_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """As of a file system that does not answer, until the event."""
     answers, get = threading.Event(), PageFileStore.try_get
 
-    def wait_and_get(self: PageFileStore, page_hash: bytes, memory: memoryview) -> bool:
+    def wait_and_get(self: PageFileStore, page_hash: bytes, place: PagePlace) -> bool:
         answers.wait()
-        return get(self, page_hash, memory)
+        return get(self, page_hash, place)
 
     monkeypatch.setattr(PageFileStore, "try_get", wait_and_get)
     try:
@@ -364,9 +340,9 @@ async def test_what_comes_from_another_host_before_what_is_in_files_is_kept_too(
     await compute(computing, num_pages=18)
     may_read, try_get = threading.Event(), PageFileStore.try_get
 
-    def read_when_told(self: PageFileStore, page_hash: bytes, memory: memoryview) -> bool:
+    def read_when_told(self: PageFileStore, page_hash: bytes, place: PagePlace) -> bool:
         assert may_read.wait(20)
-        return try_get(self, page_hash, memory)
+        return try_get(self, page_hash, place)
 
     monkeypatch.setattr(PageFileStore, "try_get", read_when_told)
     finding = asyncio.create_task(find(client, num_pages=18, source=PrefixSource(there.pages_address)))

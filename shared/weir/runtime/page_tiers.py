@@ -1,0 +1,51 @@
+"""Settings of page tiers that a stack and its transfer services have alike."""
+
+from typing import Protocol
+
+from weir.core.credentials import masked_url
+from weir.core.device import Device
+from weir.core.fields import ByteSize
+from weir.kv.tiers.valkey_address import parse_valkey_url
+
+PAGE_VALKEY_HELP = (
+    "Valkey or Redis where computed pages outlive the arena, for all hosts: redis[s]://[USER@]HOST[:PORT][/DATABASE]. "
+    "Empty: none."
+)
+PAGE_MEMORY_HELP = "Memory of the host for pages that have no room in an arena on a device. 0: none."
+
+
+class ValkeyFields(Protocol):
+    @property
+    def page_valkey_url(self) -> str: ...
+
+    @property
+    def page_valkey_password_file(self) -> str: ...
+
+    @property
+    def page_valkey_ca_file(self) -> str: ...
+
+
+def check_page_valkey(config: ValkeyFields) -> None:
+    """Raises ValueError, naming the field. What is wrong with a URL is said without its password."""
+    if not config.page_valkey_url:
+        for name in ("page_valkey_password_file", "page_valkey_ca_file"):
+            if getattr(config, name):
+                raise ValueError(f"{name} {getattr(config, name)!r}: is of no use without page_valkey_url")
+        return
+    try:
+        address = parse_valkey_url(config.page_valkey_url)
+    except ValueError as error:
+        raise ValueError(f"page_valkey_url {masked_url(config.page_valkey_url)!r}: {error}") from None
+    if config.page_valkey_ca_file and not address.is_encrypted:
+        raise ValueError(f"page_valkey_ca_file {config.page_valkey_ca_file!r}: needs a page_valkey_url with rediss://")
+
+
+def check_page_memory(page_memory_bytes: ByteSize, device: Device) -> None:
+    """Raises ValueError: an arena in memory of the host is that memory already."""
+    if page_memory_bytes < 0:
+        raise ValueError(f"page_memory_bytes {page_memory_bytes}: must not be negative")
+    if page_memory_bytes and device == "cpu":
+        raise ValueError(
+            f"page_memory_bytes {page_memory_bytes}: is for arenas on a device; that of device 'cpu' is memory of the "
+            "host already: give arena_bytes more"
+        )

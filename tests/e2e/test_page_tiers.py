@@ -1,0 +1,112 @@
+"""Pages that pass through Valkey and through memory of the host: the tokens and log-probabilities of computing,
+whatever becomes of the server."""
+
+from pathlib import Path
+
+import pytest
+from tests.contract.valkey_server import ValkeyServer, running
+from tests.e2e.test_page_files import answers, prompt, seen
+
+from weir.kv.geometry import PAGE_TOKENS
+from weir.testing.stack import Stack, wait_until
+
+pytestmark = pytest.mark.stack
+
+LENGTHS = (90, 200, 333)
+TINY = ("--load", "dummy", "--model-shape", "tiny")
+PATIENT = {"WEIR_PAGE_VALKEY_TIMEOUT_MS": "30000"}
+"""On a busy machine a server that is well may be slow."""
+
+
+def told(stack: Stack, name: str) -> float:
+    return stack.metric("transfer", f"page_{name}")
+
+
+def stored_in(server: ValkeyServer) -> dict[str, bytes]:
+    """Headers and bytes of pages, by their hash."""
+    keys = list(server.client.scan_iter("weir:page:*"))
+    return {key.decode().rpartition(":")[2]: server.client.get(key) for key in keys}
+
+
+def stored_in_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*/*/*") if "." not in path.name}
+
+
+async def test_another_stack_goes_on_from_pages_in_valkey_whose_bits_are_those_of_computing(tmp_path: Path) -> None:
+    """What the second has loaded into its arena it writes to files: header, checksum and bytes must be the same."""
+    files = tmp_path / "files"
+    prompts = [prompt(seed, length) for seed, length in enumerate(LENGTHS, start=1)]
+    num_prompt_pages = sum((length - 1) // PAGE_TOKENS for length in LENGTHS)
+    with running(tmp_path) as server:
+        flags = (*TINY, "--arena-bytes", "64MiB", "--page-valkey-url", server.url)
+        with Stack(tmp_path / "run", flags=flags, environ=PATIENT) as stack:
+            computed = await answers(stack, prompts)
+            num_pages = sum(length // PAGE_TOKENS for length in LENGTHS)
+            wait_until(
+                lambda: told(stack, "valkey_written_pages_total") >= num_pages, timeout_s=30, what="pages are there"
+            )
+        written = stored_in(server)
+        assert len(written) >= num_pages
+
+        with Stack(tmp_path / "run", flags=(*flags, "--page-files-dir", str(files)), environ=PATIENT) as stack:
+            assert seen(await answers(stack, prompts)) == seen(computed)
+            assert told(stack, "valkey_loaded_pages_total") == num_prompt_pages
+            assert told(stack, "valkey_loads_failed_total") == 0
+            wait_until(
+                lambda: told(stack, "files_written_pages_total") >= num_prompt_pages,
+                timeout_s=30,
+                what="files are there",
+            )
+            in_files = stored_in_files(files)
+            assert len(in_files.keys() & written.keys()) >= num_prompt_pages
+            assert all(written[name] == raw for name, raw in in_files.items() if name in written)
+            assert stack.integrity_errors() == []
+
+
+@pytest.mark.parametrize("fault", ["killed", "planted"])
+async def test_a_server_that_fails_a_stack_costs_it_what_it_must_compute(tmp_path: Path, fault: str) -> None:
+    prompts = [prompt(seed, length) for seed, length in enumerate(LENGTHS, start=1)]
+    with running(tmp_path) as server:
+        flags = (*TINY, "--arena-bytes", "64MiB", "--page-valkey-url", server.url)
+        with Stack(tmp_path / "run", flags=flags, environ=PATIENT) as stack:
+            computed = await answers(stack, prompts)
+            num_pages = sum(length // PAGE_TOKENS for length in LENGTHS)
+            wait_until(
+                lambda: told(stack, "valkey_written_pages_total") >= num_pages, timeout_s=30, what="pages are there"
+            )
+        with Stack(tmp_path / "run", flags=flags, environ=PATIENT) as stack:
+            assert told(stack, "valkey_known_pages") >= num_pages
+            if fault == "killed":
+                server.kill()
+            else:
+                for key, raw in [(key, server.client.get(key)) for key in server.client.scan_iter("weir:page:*")]:
+                    server.client.set(key, raw[: len(raw) // 2] + b"\xff" + raw[len(raw) // 2 + 1 :])
+            assert seen(await answers(stack, prompts)) == seen(computed)
+            assert told(stack, "valkey_loaded_pages_total") == 0
+            if fault == "killed":
+                assert told(stack, "valkey_away") == 1
+            else:
+                assert told(stack, "valkey_damaged_total") >= len(prompts)
+            assert stack.integrity_errors() == []
+
+
+async def test_pages_that_left_a_device_come_back_from_memory_of_its_host(tmp_path: Path) -> None:
+    """An arena that holds one of the prompts at a time: each has made room for the next before it comes again."""
+    flags = (*TINY, "--device", "interpreter", "--max-context-tokens", "256", "--arena-bytes", "1MiB")
+    prompts = [prompt(seed, 150) for seed in (1, 2, 3)]
+    with Stack(tmp_path / "run", flags=(*flags, "--page-memory-bytes", "64MiB")) as stack:
+        num_pages = 150 // PAGE_TOKENS
+        computed = []
+        for number, ids in enumerate(prompts, start=1):
+            computed += await answers(stack, [ids])
+            wait_until(
+                lambda number=number: told(stack, "memory_written_pages_total") >= number * num_pages,  # type: ignore[misc]
+                timeout_s=60,
+                what="they are in memory of the host",
+            )
+        assert told(stack, "memory_loaded_pages_total") == 0
+        again = [record for ids in prompts for record in await answers(stack, [ids])]
+        assert seen(again) == seen(computed)
+        assert told(stack, "memory_loaded_pages_total") >= len(prompts) * (num_pages - 1)
+        assert stack.metric("transfer", "prefix_evicted_pages_total") > 0
+        assert stack.integrity_errors() == []

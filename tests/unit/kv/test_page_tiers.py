@@ -1,0 +1,138 @@
+"""Parts of page tiers: when a server that failed is asked again, what a URL says, and slots of memory amid readers."""
+
+import threading
+
+import pytest
+
+from weir.core.clock import ManualClock
+from weir.kv.tiers.circuit import Circuit
+from weir.kv.tiers.memory_store import MIN_PAGES, PageMemoryStore
+from weir.kv.tiers.valkey_address import ValkeyAddress, parse_valkey_url
+
+_PAGE_BYTES = 64
+
+
+def test_a_circuit_is_tried_after_longer_and_longer_until_it_closes() -> None:
+    clock = ManualClock()
+    circuit = Circuit(clock)
+    assert (circuit.is_open, circuit.may_try()) == (False, True)
+    waited_s = []
+    assert circuit.on_failure(), "it opens"
+    for _ in range(6):
+        began_s = clock.now_s()
+        while not circuit.may_try():
+            assert not circuit.on_failure(), "others that fail put nothing off"
+            clock.advance(0.5)
+        waited_s.append(clock.now_s() - began_s)
+        circuit.on_failure()
+    assert waited_s == [1, 2, 4, 8, 10, 10]
+    assert circuit.is_open
+    assert circuit.on_success(), "it closes"
+    assert not circuit.on_success()
+    circuit.on_failure()
+    clock.advance(1.0)
+    assert circuit.may_try(), "and begins anew"
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://cache", ValkeyAddress("cache", 6379, 0, "", False)),
+        ("rediss://ada@10.0.0.7:7000/3", ValkeyAddress("10.0.0.7", 7000, 3, "ada", True)),
+        ("valkeys://[fd00::1]:7000", ValkeyAddress("fd00::1", 7000, 0, "", True)),
+        ("valkey://a%40b@cache/", ValkeyAddress("cache", 6379, 0, "a@b", False)),
+    ],
+)
+def test_a_url_says_where_the_server_is(url: str, address: ValkeyAddress) -> None:
+    assert parse_valkey_url(url) == address
+    assert "ada" not in str(address)
+
+
+def test_an_address_is_shown_as_a_url() -> None:
+    assert str(parse_valkey_url("valkeys://[fd00::1]:7000")) == "rediss://[fd00::1]:7000/0"
+
+
+@pytest.mark.parametrize(
+    "url", ["", "cache:6379", "http://cache", "redis://", "redis:///3", "redis://h/-1", "redis://h?db=3", "redis://h#x"]
+)
+def test_what_is_no_address_of_a_server_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"must be redis://|names database"):
+        parse_valkey_url(url)
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@h", "redis://u:secret@h:1", "redis://u:@h"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match="has a password in it") as refused:
+        parse_valkey_url(url)
+    assert "secret" not in str(refused.value)
+
+
+def hash_of(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def page_of(number: int) -> bytes:
+    return bytes([number]) * _PAGE_BYTES
+
+
+class SlowPlace:
+    """Takes its page when it is told to go on."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(_PAGE_BYTES))
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def begin(self) -> memoryview:
+        return self.memory
+
+    def end(self, memory: memoryview) -> None: ...
+
+    def take(self, page: memoryview) -> None:
+        self.has_begun.set()
+        assert self.may_go_on.wait(30)
+        self.memory[:] = page
+
+
+@pytest.mark.parametrize("how", ["evicted", "forgotten"])
+def test_a_slot_that_is_read_is_not_taken_for_another_page(how: str) -> None:
+    num_made = 0
+
+    def make_slot() -> memoryview:
+        nonlocal num_made
+        num_made += 1
+        return memoryview(bytearray(_PAGE_BYTES))
+
+    store = PageMemoryStore(_PAGE_BYTES, MIN_PAGES * _PAGE_BYTES, make_slot)
+    for number in range(MIN_PAGES):
+        store.try_put(hash_of(number), page_of(number))
+    place = SlowPlace()
+    reading = threading.Thread(target=store.try_get, args=(hash_of(0), place))
+    reading.start()
+    assert place.has_begun.wait(30)
+    if how == "forgotten":
+        store.forget(hash_of(0))
+    for number in range(100, 100 + 2 * MIN_PAGES):
+        store.try_put(hash_of(number), page_of(number))
+    place.may_go_on.set()
+    reading.join(30)
+    assert bytes(place.memory) == page_of(0)
+    assert num_made == MIN_PAGES, "the others are taken again and again"
+    last = 100 + 2 * MIN_PAGES
+    for number in range(last, last + 3):
+        assert store.try_put(hash_of(number), page_of(number))
+    assert num_made == MIN_PAGES
+
+
+def test_memory_that_is_not_to_be_had_takes_no_page() -> None:
+    def make_slot() -> memoryview:
+        raise MemoryError("no more")
+
+    store = PageMemoryStore(_PAGE_BYTES, MIN_PAGES * _PAGE_BYTES, make_slot)
+    with pytest.raises(OSError, match="no more memory"):
+        store.try_put(hash_of(0), page_of(0))
+    assert hash_of(0) not in store
+
+
+def test_a_bound_of_too_few_pages_is_refused() -> None:
+    with pytest.raises(ValueError, match="page_memory_bytes 100: holds 1 pages of this model; give at least 2048"):
+        PageMemoryStore(_PAGE_BYTES, 100, lambda: memoryview(bytearray(_PAGE_BYTES)))
