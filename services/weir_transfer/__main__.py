@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from weir.bus.nats import NatsBus
@@ -20,6 +21,7 @@ from weir.wire.v1 import arena_pb2
 from weir_transfer.arena import ClaimedArena, claim_arena
 from weir_transfer.config import TransferConfig
 from weir_transfer.exchange.page_exchange import PagesPort
+from weir_transfer.exchange.page_streams import StreamsPort, TcpPageStreams
 from weir_transfer.fence import try_open_process
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.service import TransferService
@@ -77,8 +79,9 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     credentials = None if tls is None else tls.peer_credentials
     address = bind(context.grpc_server, config.pages_listen, config.advertise_host, credentials).address
     certificate = None if own is None else lambda: own.current
-    listen, streams_port = config.pages_listen, config.page_streams_port
-    return PagesPort(config.instance, listen, address, context.dialer, certificate, streams_port)
+    host = config.pages_listen.rpartition(":")[0].strip("[]")
+    streams = StreamsPort(config.instance, host, config.page_streams_port, certificate)
+    return PagesPort(address, context.dialer, partial(TcpPageStreams, streams))
 
 
 def _try_open_files(config: TransferConfig, arena: ClaimedArena) -> PageFileStore | None:

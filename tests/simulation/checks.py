@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.simulation.clients import BrokenPromise
+from tests.simulation.exchange import check_books, unrest_of_exchange
 from tests.simulation.loop import PROCESS
 from weir.wire.v1 import admin_pb2
 from weir_scheduler.component import SchedulerComponent
@@ -51,19 +52,21 @@ def logged_by(watch: logging.Handler) -> Iterator[None]:
         root.setLevel(level)
 
 
-def check_arena(place: "Place") -> None:
-    """P3: no page has two owners, none is lost, and what the tables say fits."""
+def check_arena(world: "World", place: "Place") -> None:
+    """P3: no page has two owners, none is lost, and what the tables say fits. P4: pages hold what they are named by."""
     component = place.component
     if place.process is None or component is None:
         return
     errors = place.process.context.copy().run(lambda: component.describe().integrity_errors)
     if errors:
         raise BrokenPromise(f"P3: {place.name}: {'; '.join(errors[:3])}")
+    check_books(place)
+    world.ledger.check(place)
 
 
 def try_find_unrest(world: "World") -> str:
     """What keeps the stack from being idle. Empty: nothing does."""
-    unrest = next((unrest for place in world.places if (unrest := _unrest_of(place))), "")
+    unrest = next((unrest for place in world.places if (unrest := _unrest_of(world, place))), "")
     return unrest or _strangers_to_leader(world)
 
 
@@ -77,7 +80,7 @@ _IDLE = {
 }
 
 
-def _unrest_of(place: "Place") -> str:
+def _unrest_of(world: "World", place: "Place") -> str:
     if place.process is None or place.component is None or not place.is_ready:
         return f"{place.name} is not ready"
     if place.ask_to_end is None:
@@ -92,6 +95,8 @@ def _unrest_of(place: "Place") -> str:
         num_pages, num_slots = metrics["free_pages"] + metrics["cached_pages"], metrics["free_slots"]
         if (num_pages, num_slots) != (geometry.num_pages, geometry.num_slots):
             return f"P3: {place.name} has {num_pages:g} of {geometry.num_pages} pages and {num_slots:g} slots"
+        check_arena(world, place)
+        return unrest_of_exchange(place, world.threads.num_of(place.process))
     if place.role == "gateway" and not metrics["access_rules_known"]:
         return f"{place.name} lets nobody in: the answer to what it asked for the rules of access was lost"
     names = (_LEADER_IDLE if metrics["is_leader"] else ()) if place.role == "scheduler" else _IDLE[place.role]

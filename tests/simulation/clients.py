@@ -64,15 +64,22 @@ class Outcome:
 
 
 def draw_specs(
-    rng: random.Random, num_requests: int, span_s: float, num_gateways: int, mix: frozenset[str]
+    rng: random.Random,
+    num_requests: int,
+    span_s: float,
+    num_gateways: int,
+    mix: frozenset[str],
+    *,
+    begin_long: bool = False,
 ) -> list[RequestSpec]:
-    """Prompts share prefixes, so that pages are."""
-    texts = [tuple(rng.randrange(EOS) for _ in range(120)) for _ in range(3)]
+    """Prompts share prefixes, so that pages are. `begin_long`: enough of them to cross between hosts."""
+    texts = [tuple(rng.randrange(EOS) for _ in range(190)) for _ in range(3)]
+    beginnings = (17, 33, 140, 150, 165, 180) if begin_long else (3, 16, 17, 33, 64, 100)
     specs = []
     for index in range(num_requests):
         text = rng.choice(texts)
         prompt = (
-            *text[: rng.choice((3, 16, 17, 33, 64, 100))],
+            *text[: rng.choice(beginnings)],
             *(rng.randrange(EOS) for _ in range(rng.randrange(1, 24))),
         )
         is_kept = rng.random() < 0.5

@@ -3,11 +3,13 @@ ISSTA 2012): what is always there hides what happens without it.
 """
 
 import asyncio
+import functools
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.clients import BrokenPromise
+from tests.simulation.exchange_faults import EXCHANGE_FAULTS
 from tests.simulation.loop import SimProcess
 from tests.simulation.roles import ROLES, Place
 from weir.bus.messages import SetDrain, SetRole, WorkerAnswer
@@ -32,10 +34,14 @@ LOSSES = ("answers are lost", "messages are lost")
 RATE_KINDS = (*LOSSES, "the network is slow", "the bus is slow")
 
 
-def draw_mix(rng: random.Random) -> frozenset[str]:
-    """At least three kinds that strike."""
-    striking = rng.sample(sorted(FAULTS), rng.randrange(3, len(FAULTS) + 1))
-    return frozenset((*striking, *(kind for kind in (*CLIENT_KINDS, *RATE_KINDS) if rng.random() < 0.4)))
+def draw_mix(rng: random.Random, *, exchanges: bool) -> frozenset[str]:
+    """At least three kinds that strike. `exchanges`: pages cross between the hosts."""
+    among_hosts = ("a host is drained", *EXCHANGE_FAULTS)
+    always = sorted(FAULTS.keys() - set(among_hosts))
+    striking = rng.sample(always, rng.randrange(3, len(always) + 1))
+    crossing = [kind for kind in among_hosts if exchanges and rng.random() < 0.6]
+    more = [kind for kind in (*CLIENT_KINDS, *RATE_KINDS) if rng.random() < 0.4]
+    return frozenset((*striking, *crossing, *more))
 
 
 def set_rates(world: "World") -> None:
@@ -71,8 +77,8 @@ async def _strike_once(world: "World", kind: str) -> None:
             world.struck[kind] += kind not in _IN_WRITE
             return
         await asyncio.sleep(_TRY_AGAIN_S)
-    others = sorted(world.mix & FAULTS.keys() - set(_IN_WRITE))
-    if kind in _IN_WRITE and others:  # nobody writes any more
+    others = sorted(world.mix & FAULTS.keys() - {*_IN_WRITE, *EXCHANGE_FAULTS})
+    if kind in (*_IN_WRITE, *EXCHANGE_FAULTS) and others:  # nobody writes any more, and nothing crosses
         await _strike_once(world, world.rng.choice(others))
 
 
@@ -198,6 +204,32 @@ async def _drain(world: "World") -> bool:
     return is_drained
 
 
+async def _drain_host(world: "World") -> bool:
+    """As `weir drain --host`: what its workers run goes on at another host, where there is room."""
+    if world.exchange is None:
+        return False
+    host = world.rng.choice(world.hosts)
+    workers = [
+        (place.process, place.component)
+        for place in world.places
+        if place.host is host
+        and place.is_ready
+        and place.process is not None
+        and isinstance(place.component, WorkerProcess)
+    ]
+    if not workers:
+        return False
+    world.begin_fault(f"the workers of host {host.index} are drained")
+    command = SetDrain(_EPOCH, is_draining=True, grace_ms=world.rng.choice((300, 2000, 4000)))
+    told = [_tell(world, process, functools.partial(component.on_drain, command)) for process, component in workers]
+    are_drained = await asyncio.gather(*told)
+    await asyncio.sleep(world.rng.choice((0.5, 2.0, 4.0)))
+    back = SetDrain(_EPOCH, is_draining=False)
+    told = [_tell(world, process, functools.partial(component.on_drain, back)) for process, component in workers]
+    await asyncio.gather(*told)
+    return any(are_drained)
+
+
 async def _change_role(world: "World") -> bool:
     """There and back again."""
     worker = _try_draw_worker(world)
@@ -241,8 +273,10 @@ FAULTS: dict[str, _Fault] = {
     "a process ends in order": _end_in_order,
     "a worker is drained": _drain,
     "a worker changes its role": _change_role,
+    "a host is drained": _drain_host,
     "a connection is cut": _cut,
     "a way is blocked": _block,
     "NATS is away": _bus_away,
     "a process is cut off from NATS": _bus_cut_off,
+    **EXCHANGE_FAULTS,
 }

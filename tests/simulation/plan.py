@@ -35,5 +35,7 @@ class Result:
     """Of its requests: FINISHED, the code of a failure, or LEFT."""
     num_writes: dict[str, int] = field(default_factory=dict)
     """Into segments, by the first process of each role."""
+    crossed: dict[str, int] = field(default_factory=dict)
+    """Between hosts: transfers that were begun, and pages that came."""
     struck: dict[str, int] = field(default_factory=dict)
     """How often each kind of fault had an effect; `mix` is what could have happened."""

@@ -42,7 +42,7 @@ def _collect_quietly() -> None:
 
 def _run_in(plan: Plan, folder: Path) -> Result:
     world = World(plan, folder)
-    with taken_from_the_world(world.loop, world.rng):
+    with taken_from_the_world(world.loop, world.rng, world.threads):
         result = world.run()
     for host in world.hosts:
         if host.segment is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +30,7 @@ from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.exchange.page_exchange import PagesPort
+from weir_transfer.exchange.page_streams import StreamsPort, TcpPageStreams
 from weir_transfer.messages import ArenaSettings
 from weir_transfer.page_files import PageFilesSettings
 from weir_transfer.service import TransferService
@@ -105,8 +107,8 @@ class Host:
         if self._exchanges_pages:
             number = self._server.add_insecure_port("127.0.0.1:0")
             self.pages_address = f"{self._shown_host}:{number}"
-            port = PagesPort("test", f"127.0.0.1:{number}", self.pages_address, PlainDialer(), certificate=None)
-            self.service.exchange_pages(port)
+            open_streams = functools.partial(TcpPageStreams, StreamsPort("test", "127.0.0.1"))
+            self.service.exchange_pages(PagesPort(self.pages_address, PlainDialer(), open_streams))
         if self._page_files is not None:
             store = PageFileStore(self._page_files, PageLayout(self._model_digest, _GEOMETRY.page_bytes), 1 << 20)
             self.service.keep_pages(store, PageFilesSettings(1 << 30, self._min_uses))
