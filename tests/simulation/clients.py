@@ -70,11 +70,14 @@ def draw_specs(
     num_gateways: int,
     mix: frozenset[str],
     *,
+    max_context: int,
     begin_long: bool = False,
 ) -> list[RequestSpec]:
-    """Prompts share prefixes, so that pages are. `begin_long`: enough of them to cross between hosts."""
-    texts = [tuple(rng.randrange(EOS) for _ in range(190)) for _ in range(3)]
-    beginnings = (17, 33, 140, 150, 165, 180) if begin_long else (3, 16, 17, 33, 64, 100)
+    """Prompts share prefixes, so that pages are. `begin_long`: enough of them to cross between hosts, and answers are
+    long enough to go on at another one."""
+    texts = [tuple(rng.randrange(EOS) for _ in range(190)) for _ in range(4 if begin_long else 3)]
+    lengths = (4, 17, 40, 60, 90) if begin_long else (1, 4, 9, 17, 24, 40)
+    beginnings = (17, 140, 150, 165, 165, 180) if begin_long else (3, 16, 17, 33, 64, 100)
     specs = []
     for index in range(num_requests):
         text = rng.choice(texts)
@@ -88,7 +91,7 @@ def draw_specs(
                 name=f"request-{index}",
                 prompt=prompt,
                 seed=rng.randrange(1 << 32),
-                max_tokens=rng.choice((1, 4, 9, 17, 24, 40)),
+                max_tokens=min(rng.choice(lengths), max_context - len(prompt)),
                 lane=rng.choice(("interactive", "standard")),
                 starts_at_s=rng.random() * span_s,
                 gateway=rng.randrange(num_gateways),

@@ -64,7 +64,7 @@ class Exchange:
     def __init__(self, world: "World", traffic: PageTraffic) -> None:
         self._world = world
         self.traffic = traffic
-        self.num_begun = 0
+        self.num_begun = self.num_fetches = 0
         self._num_bytes = 0
         self._is_sender_to_die: bool | None = None
         self._num_events_left = 0
@@ -78,7 +78,8 @@ class Exchange:
 
     @property
     def figures(self) -> dict[str, int]:
-        return {"transfers": self.num_begun, "pages": self._num_bytes // PAGE_BYTES}
+        sequences = self.num_begun - self.num_fetches
+        return {"prefixes": self.num_fetches, "sequences": sequences, "pages": self._num_bytes // PAGE_BYTES}
 
     @property
     def is_death_due(self) -> bool:
@@ -139,7 +140,7 @@ class PagesDialer(SimDialer):
 class CountedFetches:
     """Of one transfer service: how many it began, each of which ends once."""
 
-    def __init__(self, service: TransferService) -> None:
+    def __init__(self, world_exchange: Exchange, service: TransferService) -> None:
         exchange = service._exchange
         assert exchange is not None
         self.num_begun = 0
@@ -148,6 +149,7 @@ class CountedFetches:
         def count(*args: object, **more: object) -> bool:
             has_begun = begin(*args, **more)  # type: ignore[arg-type]
             self.num_begun += has_begun
+            world_exchange.num_fetches += has_begun
             return has_begun
 
         exchange.fetcher.begin = count  # type: ignore[method-assign]

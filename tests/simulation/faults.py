@@ -24,6 +24,7 @@ _TRY_AGAIN_S = 0.05
 _STRIKES_WITHIN_S = 5.0
 _WRITES_WITHIN_S = 1.0
 _ANSWER_S = 5.0
+_HOST_IS_DRAINED = "a host is drained"
 _EPOCH = 1 << 40
 """Of whoever tells workers what to do: above that of every leader."""
 _Fault = Callable[["World"], Awaitable[bool]]
@@ -36,10 +37,10 @@ RATE_KINDS = (*LOSSES, "the network is slow", "the bus is slow")
 
 def draw_mix(rng: random.Random, *, exchanges: bool) -> frozenset[str]:
     """At least three kinds that strike. `exchanges`: pages cross between the hosts."""
-    among_hosts = ("a host is drained", *EXCHANGE_FAULTS)
+    among_hosts = (_HOST_IS_DRAINED, *EXCHANGE_FAULTS)
     always = sorted(FAULTS.keys() - set(among_hosts))
     striking = rng.sample(always, rng.randrange(3, len(always) + 1))
-    crossing = [kind for kind in among_hosts if exchanges and rng.random() < 0.6]
+    crossing = [kind for kind in among_hosts if exchanges and rng.random() < 0.7]
     more = [kind for kind in (*CLIENT_KINDS, *RATE_KINDS) if rng.random() < 0.4]
     return frozenset((*striking, *crossing, *more))
 
@@ -58,15 +59,18 @@ def set_rates(world: "World") -> None:
 
 
 async def strike(world: "World", num_faults: int, span_s: float) -> None:
-    """One after the other, some at the same time as others are still on."""
+    """One after the other, some at the same time as others are still on. Those that wait for pages to cross come beside
+    the others, and early."""
     rng = world.rng
-    kinds = sorted(world.mix & FAULTS.keys())
-    times_s = sorted(rng.random() * span_s for _ in range(num_faults if kinds else 0))
+    kinds = sorted(world.mix & FAULTS.keys() - EXCHANGE_FAULTS.keys())
+    crossing = sorted(world.mix & EXCHANGE_FAULTS.keys())
+    times_s = [(rng.random() * span_s, rng.choice(kinds)) for _ in range(num_faults if kinds else 0)]
+    times_s += [(rng.random() * span_s / 2, kind) for kind in crossing for _ in range(rng.randrange(1, 3))]
     began_s = world.loop.time()
     under_way = []
-    for at_s in times_s:
+    for at_s, kind in sorted(times_s):
         await asyncio.sleep(max(0.0, began_s + at_s - world.loop.time()))
-        under_way.append(asyncio.ensure_future(_strike_once(world, rng.choice(kinds))))
+        under_way.append(asyncio.ensure_future(_strike_once(world, kind)))
     await asyncio.gather(*under_way)
 
 
@@ -77,8 +81,9 @@ async def _strike_once(world: "World", kind: str) -> None:
             world.struck[kind] += kind not in _IN_WRITE
             return
         await asyncio.sleep(_TRY_AGAIN_S)
-    others = sorted(world.mix & FAULTS.keys() - {*_IN_WRITE, *EXCHANGE_FAULTS})
-    if kind in (*_IN_WRITE, *EXCHANGE_FAULTS) and others:  # nobody writes any more, and nothing crosses
+    waiting = (*_IN_WRITE, _HOST_IS_DRAINED)
+    others = sorted(world.mix & FAULTS.keys() - {*waiting, *EXCHANGE_FAULTS})
+    if kind in waiting and others:  # nobody writes any more, or runs
         await _strike_once(world, world.rng.choice(others))
 
 
@@ -217,10 +222,10 @@ async def _drain_host(world: "World") -> bool:
         and place.process is not None
         and isinstance(place.component, WorkerProcess)
     ]
-    if not workers:
+    if not any(process.context.copy().run(_num_running, component) for process, component in workers):
         return False
     world.begin_fault(f"the workers of host {host.index} are drained")
-    command = SetDrain(_EPOCH, is_draining=True, grace_ms=world.rng.choice((300, 2000, 4000)))
+    command = SetDrain(_EPOCH, is_draining=True, grace_ms=world.rng.choice((300, 2000, 4000, 4000)))
     told = [_tell(world, process, functools.partial(component.on_drain, command)) for process, component in workers]
     are_drained = await asyncio.gather(*told)
     await asyncio.sleep(world.rng.choice((0.5, 2.0, 4.0)))
@@ -228,6 +233,10 @@ async def _drain_host(world: "World") -> bool:
     told = [_tell(world, process, functools.partial(component.on_drain, back)) for process, component in workers]
     await asyncio.gather(*told)
     return any(are_drained)
+
+
+def _num_running(component: WorkerProcess) -> float:
+    return component.describe().metrics["num_running"]
 
 
 async def _change_role(world: "World") -> bool:
@@ -273,7 +282,7 @@ FAULTS: dict[str, _Fault] = {
     "a process ends in order": _end_in_order,
     "a worker is drained": _drain,
     "a worker changes its role": _change_role,
-    "a host is drained": _drain_host,
+    _HOST_IS_DRAINED: _drain_host,
     "a connection is cut": _cut,
     "a way is blocked": _block,
     "NATS is away": _bus_away,

@@ -275,7 +275,7 @@ async def _build_transfer(world: "World", place: Place, context: ServiceContext[
         context.grpc_server.add_insecure_port(address)
         open_streams = functools.partial(SimPageStreams, world.exchange.traffic, host)
         service.exchange_pages(PagesPort(address, PagesDialer(world.exchange), open_streams))
-        place.fetches = CountedFetches(service)
+        place.fetches = CountedFetches(world.exchange, service)
     service.add_to(context.grpc_server)
     return service
 

@@ -57,7 +57,7 @@ class World(Killer):
         self.exchange = Exchange(self, PageTraffic(self.network, self.threads, self.rng)) if exchanges else None
         """None: the hosts have nothing to do with one another."""
         self.hub = SimHub(self.loop, self.rng)
-        self.step_s = shape.choice((0.002, 0.01, 0.03))
+        self.step_s = shape.choice((0.01, 0.03, 0.05) if exchanges else (0.002, 0.01, 0.03))
         self.plans_ahead = shape.random() < 0.25
         self.page_overcommit = shape.choice((1.0, 1.0, 2.0))
         self.swap_bytes = shape.choice((0, 0, 8 * PAGE_BYTES))
@@ -81,7 +81,9 @@ class World(Killer):
         self._span_s = shape.choice((2.0, 4.0, 8.0)) if plan.cut is None else 0.3
         num_gateways = sum(place.role == "gateway" for place in self.places)
         num_requests = shape.randrange(8, 17) if plan.cut is None else 4
-        specs = draw_specs(shape, num_requests, self._span_s, num_gateways, self.mix, begin_long=exchanges)
+        specs = draw_specs(
+            shape, num_requests, self._span_s, num_gateways, self.mix, max_context=MAX_CONTEXT, begin_long=exchanges
+        )
         self._specs = specs[: plan.max_requests]
         self.ledger = PageLedger(DIGEST)
         self.ledger.add(self._specs)
@@ -282,7 +284,7 @@ class World(Killer):
         """Liveness: once all is well, what is asked is answered, at the first try."""
         shape = random.Random(self.rng.getrandbits(64))
         now_s = 0.0
-        specs = draw_specs(shape, 2, now_s, 1, frozenset())
+        specs = draw_specs(shape, 2, now_s, 1, frozenset(), max_context=MAX_CONTEXT)
         probes = [
             RequestSpec(f"probe-{i}", one.prompt, one.seed, one.max_tokens, one.lane, 0.0, i, is_probe=True)
             for i, one in enumerate(specs)
