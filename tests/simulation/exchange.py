@@ -30,7 +30,7 @@ class PageLedger:
 
     def __init__(self, model_digest: str) -> None:
         self._seed = prefix_seed(model_digest)
-        self._words: dict[bytes, "np.ndarray[tuple[int], np.dtype[np.int64]]"] = {}
+        self._words: dict[bytes, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
 
     def add(self, specs: Sequence[RequestSpec]) -> None:
         for spec in specs:
@@ -67,19 +67,27 @@ class Exchange:
         self.num_begun = self.num_fetches = 0
         self._num_bytes = 0
         self._is_sender_to_die: bool | None = None
-        self._num_events_left = 0
+        self._num_events_before = 0
         self._pair: tuple[SimProcess, SimProcess] | None = None
         """(sender, receiver) of the transfer in which one of them dies."""
+        self.num_pair_events = 0
+        """Of the newest such transfer."""
+        self._num_events_to_last_page = 0
         self.on_death: Callable[[], None] = lambda: None
         traffic.on_written = self._check_writer
 
     def begin_death(self, num_events: int, *, of_sender: bool, on_death: Callable[[], None]) -> None:
-        self._is_sender_to_die, self._num_events_left, self.on_death = of_sender, num_events, on_death
+        self._is_sender_to_die, self._num_events_before, self.on_death = of_sender, num_events, on_death
 
     @property
     def figures(self) -> dict[str, int]:
         sequences = self.num_begun - self.num_fetches
         return {"prefixes": self.num_fetches, "sequences": sequences, "pages": self._num_bytes // PAGE_BYTES}
+
+    @property
+    def num_events(self) -> int:
+        """Of both sides of the transfer in which one was to die, until pages came last."""
+        return self._num_events_to_last_page
 
     @property
     def is_death_due(self) -> bool:
@@ -94,12 +102,13 @@ class Exchange:
         listener = self._world.network.try_find(address)
         if self._is_sender_to_die is not None and self._pair is None and listener is not None:
             self._pair = listener.process, receiver
+            self.num_pair_events = 0
 
     def after_event(self, process: SimProcess | None) -> None:
         if self._pair is None or process not in self._pair:
             return
-        self._num_events_left -= 1
-        if self._num_events_left >= 0:
+        self.num_pair_events += 1
+        if self.num_pair_events <= self._num_events_before:
             return
         sender, receiver = self._pair
         victim = sender if self._is_sender_to_die else receiver
@@ -119,6 +128,7 @@ class Exchange:
         if not 0 <= page_id < segment.geometry.num_pages:
             return
         self._num_bytes += len(memory)
+        self._num_events_to_last_page = self.num_pair_events
         row = segment.page_rows[page_id]
         if (row["state"], row["owner"]) != (PageState.LEASED, TRANSFER_LEASE):
             self._world.fail(f"P4: {place.name}: bytes came into page {page_id}, which is owner {row['owner']}'s")
@@ -165,7 +175,9 @@ def check_books(place: "Place") -> None:
     num_pinned = int(service._core.prefixes.pins_of(TRANSFER_LEASE).sum())
     counted = remote["remote_pages_reserved"], remote["remote_pages_pinned"]
     if (num_reserved, num_pinned) != counted:
-        raise BrokenPromise(f"P3: {place.name} counts {counted} pages reserved and pinned: {num_reserved}, {num_pinned}")
+        raise BrokenPromise(
+            f"P3: {place.name} counts {counted} pages reserved and pinned: {num_reserved}, {num_pinned}"
+        )
 
 
 def unrest_of_exchange(place: "Place", num_threads: int) -> str:

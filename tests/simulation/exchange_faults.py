@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation.draining import drain_host, num_running, workers_of
 from tests.simulation.network import Connection
 
 if TYPE_CHECKING:
@@ -12,8 +13,28 @@ if TYPE_CHECKING:
 _WITHIN_S = 10.0
 """Longer than requests come."""
 _LOOK_S = 0.05
+_NEVER = 1 << 30
+TRANSFER_DIES = "a transfer service dies while pages cross"
 _MOST_EVENTS = 120
 """Callbacks of both sides in which a transfer is over, mostly."""
+
+
+async def strike_crossing(world: "World", role: str, num_events: int) -> None:
+    """Of CROSSING_ROLES. What crosses is a prefix that two of the clients ask for, or what host 0 runs as it is
+    drained."""
+    exchange, (what, _, side) = world.exchange, role.partition("-")
+    assert exchange is not None
+
+    def on_death() -> None:
+        world.struck[TRANSFER_DIES] += 1
+
+    if what == "sequence":
+        host = world.hosts[0]
+        while not any(process.context.copy().run(num_running, one) for process, one in workers_of(world, host)):  # noqa: ASYNC110 - until it runs something
+            await asyncio.sleep(0.01)
+    exchange.begin_death(num_events or _NEVER, of_sender=side == "sender", on_death=on_death)
+    if what == "sequence":
+        await drain_host(world, world.hosts[0], 4000, 3.0)
 
 
 async def _wait_struck(has_struck: Callable[[], bool], world: "World") -> bool:
@@ -89,5 +110,5 @@ async def _die(world: "World") -> bool:
 EXCHANGE_FAULTS: dict[str, Callable[["World"], Awaitable[bool]]] = {
     "bytes of a page stream change": _flip,
     "a page stream is cut": _cut,
-    "a transfer service dies while pages cross": _die,
+    TRANSFER_DIES: _die,
 }

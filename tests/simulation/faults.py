@@ -3,16 +3,16 @@ ISSTA 2012): what is always there hides what happens without it.
 """
 
 import asyncio
-import functools
 import random
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from tests.simulation.clients import BrokenPromise
+from tests.simulation.draining import EPOCH, drain_host, num_running, tell, workers_of
 from tests.simulation.exchange_faults import EXCHANGE_FAULTS
 from tests.simulation.loop import SimProcess
 from tests.simulation.roles import ROLES, Place
-from weir.bus.messages import SetDrain, SetRole, WorkerAnswer
+from weir.bus.messages import SetDrain, SetRole
 from weir.worker.process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ _MAX_TRIES = 600
 _TRY_AGAIN_S = 0.05
 _STRIKES_WITHIN_S = 5.0
 _WRITES_WITHIN_S = 1.0
-_ANSWER_S = 5.0
 _HOST_IS_DRAINED = "a host is drained"
-_EPOCH = 1 << 40
-"""Of whoever tells workers what to do: above that of every leader."""
 _Fault = Callable[["World"], Awaitable[bool]]
 """False: it had no effect."""
 
@@ -202,41 +199,22 @@ async def _drain(world: "World") -> bool:
     place, process, component = worker
     world.begin_fault(f"{place.name} is drained")
     grace_ms = world.rng.choice((0, 300, 2000))
-    command = SetDrain(_EPOCH, is_draining=True, grace_ms=grace_ms)
-    is_drained = await _tell(world, process, lambda: component.on_drain(command))
+    command = SetDrain(EPOCH, is_draining=True, grace_ms=grace_ms)
+    is_drained = await tell(world, process, lambda: component.on_drain(command))
     await asyncio.sleep(world.rng.choice((0.1, 1.0, 3.0)))
-    await _tell(world, process, lambda: component.on_drain(SetDrain(_EPOCH, is_draining=False)))
+    await tell(world, process, lambda: component.on_drain(SetDrain(EPOCH, is_draining=False)))
     return is_drained
 
 
 async def _drain_host(world: "World") -> bool:
-    """As `weir drain --host`: what its workers run goes on at another host, where there is room."""
+    """What the workers of one run goes on at another one, where there is room."""
     if world.exchange is None:
         return False
     host = world.rng.choice(world.hosts)
-    workers = [
-        (place.process, place.component)
-        for place in world.places
-        if place.host is host
-        and place.is_ready
-        and place.process is not None
-        and isinstance(place.component, WorkerProcess)
-    ]
-    if not any(process.context.copy().run(_num_running, component) for process, component in workers):
+    if not any(process.context.copy().run(num_running, component) for process, component in workers_of(world, host)):
         return False
     world.begin_fault(f"the workers of host {host.index} are drained")
-    command = SetDrain(_EPOCH, is_draining=True, grace_ms=world.rng.choice((300, 2000, 4000, 4000)))
-    told = [_tell(world, process, functools.partial(component.on_drain, command)) for process, component in workers]
-    are_drained = await asyncio.gather(*told)
-    await asyncio.sleep(world.rng.choice((0.5, 2.0, 4.0)))
-    back = SetDrain(_EPOCH, is_draining=False)
-    told = [_tell(world, process, functools.partial(component.on_drain, back)) for process, component in workers]
-    await asyncio.gather(*told)
-    return any(are_drained)
-
-
-def _num_running(component: WorkerProcess) -> float:
-    return component.describe().metrics["num_running"]
+    return await drain_host(world, host, world.rng.choice((300, 2000, 4000, 4000)), world.rng.choice((0.5, 2.0, 4.0)))
 
 
 async def _change_role(world: "World") -> bool:
@@ -247,10 +225,10 @@ async def _change_role(world: "World") -> bool:
     place, process, component = worker
     other = "prefill" if place.role == "decode" else "decode"
     world.begin_fault(f"{place.name} becomes a {other} worker")
-    changes = await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, other, 500)))
+    changes = await tell(world, process, lambda: component.on_role(SetRole(EPOCH, other, 500)))
     await asyncio.sleep(world.rng.choice((0.5, 2.0, 4.0)))
     for _ in range(_MAX_TRIES):
-        await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, place.role, 500)))
+        await tell(world, process, lambda: component.on_role(SetRole(EPOCH, place.role, 500)))
         await asyncio.sleep(_TRY_AGAIN_S)
         described = component.describe()
         if process.is_dead or (described.role == place.role and not described.metrics["is_changing_role"]):
@@ -263,15 +241,6 @@ def _try_draw_worker(world: "World") -> tuple[Place, SimProcess, WorkerProcess] 
     if place is None or place.process is None or not place.is_ready or not isinstance(place.component, WorkerProcess):
         return None
     return place, place.process, place.component
-
-
-async def _tell(world: "World", process: SimProcess, command: Callable[[], Coroutine[Any, Any, WorkerAnswer]]) -> bool:
-    """Has the process do it, and waits for a while. False: it refused, or was dead or stopped."""
-    if process.is_dead:
-        return False
-    task = world.loop.create_task(command(), context=process.context.copy())
-    await asyncio.wait([task], timeout=_ANSWER_S)
-    return task.done() and not task.result().refusal
 
 
 FAULTS: dict[str, _Fault] = {

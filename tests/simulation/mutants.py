@@ -26,7 +26,6 @@ from weir.rpc.arena.client import ArenaClient
 from weir.rpc.arena.lease_stream import LeaseStream
 from weir.scheduling.gateways import Gateways
 from weir_gateway.driving.driver import Driver
-from weir_gateway.driving.migrator import Migrator
 from weir_gateway.driving.scheduler_port import refusal_error
 from weir_gateway.requests.output import Output
 from weir_gateway.requests.request_state import RequestState
@@ -194,7 +193,7 @@ def _pulls_go_on() -> Iterator[None]:
     with (
         mock.patch.object(prefix_fetcher, "end_pull", _end_no_pull),
         mock.patch.object(sequence_fetcher, "end_pull", _end_no_pull),
-        mock.patch.object(PagePull, "cancel", lambda _: True),
+        mock.patch.object(PagePull, "cancel", return_value=True),
     ):
         yield
 
@@ -212,15 +211,6 @@ _settle = RemotePrefixes.settle
 def _count_all(self: PagePull) -> int:
     """Pages behind one that is missing too."""
     return len(self._here)
-
-
-def _begin_as_before(self: Migrator, state: Any, migrate: Any) -> None:
-    """Under the number of the dispatch that it leaves."""
-    with mock.patch.object(state.dispatches, "take", lambda: state.placement.dispatch):
-        _begin_migration(self, state, migrate)
-
-
-_begin_migration = Migrator._begin
 
 
 MUTANTS = {
@@ -275,9 +265,6 @@ MUTANTS = {
     ),
     "pages that were offered stay pinned": Mutant(
         _replaced(RemotePrefixes, "unpin", lambda *_: None), "does not come to rest within 60 s: P3: transfer"
-    ),
-    "a migration has the number of the dispatch that it leaves": Mutant(
-        _replaced(Migrator, "_begin", _begin_as_before), "P2"
     ),
     "a gateway does not dispatch again": Mutant(
         _replaced(Driver, "_is_hopeless", lambda *_: True), "failed with UNAVAILABLE: worker decode", "decode"

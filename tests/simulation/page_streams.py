@@ -57,6 +57,7 @@ class SimPipe:
         self._incoming = bytearray()
         self._num_unread = 0
         """Bytes that the other end has not taken."""
+        self.is_open = False
         self._is_over = False
         self._waiting: tuple[SimThread, Callable[[], None]] | None = None
         self.connection: Connection | None = None
@@ -97,7 +98,16 @@ class SimPipe:
     def close(self) -> None:
         self.end()
 
+    def wait_open(self, timeout_s: float) -> None:
+        """Raises OSError."""
+        while not self.is_open:
+            self._wait("nobody answered", timeout_s)
+
     # What the network does.
+
+    def on_open(self) -> None:
+        self.is_open = True
+        self._wake()
 
     def on_piece(self, piece: bytes) -> None:
         if not self._is_over:
@@ -121,14 +131,15 @@ class SimPipe:
                 yield bytes(left[:num_bytes])
                 left = left[num_bytes:]
 
-    def _wait(self, what: str) -> None:
+    def _wait(self, what: str, longest_s: float | None = None) -> None:
         """For the other end. Raises PipeEnded."""
+        longest_s = self._idle_s if longest_s is None else longest_s
         if self._is_over:
             raise PipeEnded("the other end closed the connection")
         thread = self._traffic.threads.require_current()
         self._waiting = thread, thread.waker()
-        if not thread.wait(self._idle_s):
-            raise PipeEnded(f"{what} for {self._idle_s:g} s")
+        if not thread.wait(longest_s):
+            raise PipeEnded(f"{what} for {longest_s:g} s")
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, None
@@ -161,11 +172,12 @@ class SimPageStreams:
         pipe.send_piece = lambda piece: connection.send_frame(("piece", piece))
         pipe.send_room = lambda num_bytes: connection.send_frame(("room", num_bytes))
         pipe.close_connection = connection.close_client
-        thread = self._traffic.threads.require_current()
-        connection.send_frame(("open", (pipe, thread.waker())))
-        if not thread.wait(timeout_s):
+        connection.send_frame(("open", pipe))
+        try:
+            pipe.wait_open(timeout_s)
+        except PipeEnded:
             pipe.end()
-            raise TimeoutError("timed out")
+            raise
         return pipe
 
     def close(self) -> None:
@@ -183,7 +195,7 @@ class SimPageStreams:
     def on_frame(self, connection: Connection, frame: Any) -> None:
         kind, body = frame
         if kind == "open":
-            self._open(connection, *body)
+            self._open(connection, body)
         elif connection in self._pipes:
             pipe = self._pipes[connection]
             (pipe.on_piece if kind == "piece" else pipe.on_room)(body)
@@ -193,13 +205,13 @@ class SimPageStreams:
         if pipe is not None:
             pipe.on_closed()
 
-    def _open(self, connection: Connection, client: SimPipe, accepted: Callable[[], None]) -> None:
+    def _open(self, connection: Connection, client: SimPipe) -> None:
         pipe = self._pipes[connection] = SimPipe(self._traffic, DEFAULT_IDLE_S)
         pipe.connection = connection
         pipe.send_piece = lambda piece: connection.to_client.send(client.on_piece, piece)
         pipe.send_room = lambda num_bytes: connection.to_client.send(client.on_room, num_bytes)
         pipe.close_connection = connection.close_server
-        connection.to_client.send(accepted)
+        connection.to_client.send(client.on_open)
         self._traffic.threads.Thread(target=self._serve, args=(pipe,)).start()
 
     def _serve(self, pipe: SimPipe) -> None:
@@ -207,4 +219,3 @@ class SimPageStreams:
             self._source.serve(pipe)
         finally:
             pipe.close()
-

@@ -16,11 +16,12 @@ from tests.simulation.bus import SimHub
 from tests.simulation.checks import LogWatch, check_arena, logged_by, try_find_unrest
 from tests.simulation.clients import BrokenPromise, Client, Outcome, RequestSpec, draw_specs
 from tests.simulation.exchange import Exchange, PageLedger
+from tests.simulation.exchange_faults import strike_crossing
 from tests.simulation.faults import LOSSES, death_in_write, draw_mix, set_rates, strike
 from tests.simulation.loop import ProcessDied, SimLoop, SimProcess, Stuck
 from tests.simulation.network import Network
 from tests.simulation.page_streams import PageTraffic
-from tests.simulation.plan import Plan, Result
+from tests.simulation.plan import CROSSING_ROLES, Plan, Result
 from tests.simulation.roles import DIGEST, MAX_CONTEXT, ROLES, Place, run_process
 from tests.simulation.threads import SimThreads
 from weir.bus.protocol import Bus
@@ -44,8 +45,9 @@ class World(Killer):
         shape = random.Random(plan.seed)
         self.rng = random.Random(shape.getrandbits(64))
         self._cut = plan.cut
-        num_hosts = shape.choice((1, 1, 2, 2, 3)) if plan.cut is None else 1
-        exchanges = num_hosts > 1 and shape.random() < 0.85
+        is_crossing_cut = plan.cut is not None and plan.cut[0] in CROSSING_ROLES
+        num_hosts = shape.choice((1, 1, 2, 2, 3)) if plan.cut is None else 1 + is_crossing_cut
+        exchanges = num_hosts > 1 and (is_crossing_cut or shape.random() < 0.85)
         self.mix = draw_mix(shape, exchanges=exchanges) if plan.cut is None else frozenset()
         if plan.mix is not None:
             self.mix &= plan.mix
@@ -72,7 +74,8 @@ class World(Killer):
             else PlacingLimits()
         )
         """Where hosts exchange pages, so that many cross."""
-        self.places = self._draw_places(shape, are_apart=exchanges and shape.random() < 0.3)
+        are_apart = exchanges and plan.cut is None and shape.random() < 0.3
+        self.places = self._draw_places(shape, are_apart=are_apart)
         self.struck: Counter[str] = Counter()
         """How often each kind of fault had an effect."""
         self.may_fail = False
@@ -253,7 +256,8 @@ class World(Killer):
             self.broken,
             list(self.story) if self.broken else [],
             dict(Counter(outcome.end for outcome in self.outcomes if not outcome.spec.is_probe)),
-            {one.name.split("-")[0]: one.num_writes for one in self._processes.values() if one.name.endswith("-0.1")},
+            {one.name.split("-")[0]: one.num_writes for one in self._processes.values() if one.name.endswith("-0.1")}
+            | ({} if self.exchange is None or self._cut is None else {self._cut[0]: self.exchange.num_events}),
             {} if self.exchange is None else self.exchange.figures,
             dict(self.struck + Counter(lost)),
         )
@@ -265,6 +269,8 @@ class World(Killer):
         self.note("the stack is up")
         set_rates(self)
         clients = [self._start_client(spec) for spec in self._specs]
+        if self._cut is not None and self._cut[0] in CROSSING_ROLES:
+            await strike_crossing(self, *self._cut)
         await strike(self, self._num_faults_wanted, self._span_s)
         self.note("all faults have ended")
         self._heal()

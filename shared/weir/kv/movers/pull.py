@@ -34,7 +34,7 @@ _MAX_TRIES = 2
 """For the bytes of a page to be those that were offered."""
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
-_JOIN_S = 1.0
+_END_S = 1.0
 
 
 class PullFailed(Exception):
@@ -168,7 +168,7 @@ class PagePull:
         return self.figures
 
     def cancel(self) -> bool:
-        """Ends the streams. False: a thread did not end in time, and the pages must be given to nobody yet. May be
+        """Ends the streams. False: a thread still has one of them, and the pages must be given to nobody yet. May be
         called again."""
         with self._changed:
             self._problem = self._problem or "cancelled"
@@ -176,11 +176,8 @@ class PagePull:
             pipes = tuple(self._pipes)
         for pipe in pipes:
             pipe.end()
-        ends_at_s = time.monotonic() + _JOIN_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, ends_at_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        with self._changed:  # a thread that still connects writes nothing: it looks for a problem before it pulls
+            return self._changed.wait_for(lambda: not self._pipes, _END_S)
 
     def _wait_here(self) -> str | None:
         """What is wrong, once nothing is missing or something is."""
@@ -203,6 +200,7 @@ class PagePull:
             finally:
                 with self._changed:
                     self._pipes.discard(stream.pipe)
+                    self._changed.notify_all()
                 stream.close()
 
     def _wait_wanted(self) -> bool:
