@@ -11,6 +11,7 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
+from weir.kv.memory.device import try_memory_kind
 from weir.kv.prefixes import PrefixIndex
 from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_file import PageLayout
@@ -81,7 +82,9 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     certificate = None if own is None else lambda: own.current
     host = config.pages_listen.rpartition(":")[0].strip("[]")
     streams = StreamsPort(config.instance, host, config.page_streams_port, certificate)
-    return PagesPort(address, context.dialer, partial(TcpPageStreams, streams))
+    kind = try_memory_kind(config.device)
+    open_memory = None if kind is None else kind.open_to_read
+    return PagesPort(address, context.dialer, partial(TcpPageStreams, streams), open_memory)
 
 
 def _try_open_files(config: TransferConfig, arena: ClaimedArena) -> PageFileStore | None:

@@ -7,6 +7,7 @@ from weir.core.addresses import UNIX
 from weir.core.fields import ByteSize, check_range
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.layout import MAX_LEASES
+from weir.kv.memory.server import MEMORY_SOCKET
 from weir.kv.memory.slabs import WEIGHTS_SOCKET
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
@@ -104,7 +105,7 @@ class TransferConfig(ServiceConfig):
     @property
     def memory_socket_path(self) -> Path:
         """Where page memory on a device is handed out."""
-        return self.weights_socket_path.with_name("pages.sock")
+        return self.weights_socket_path.with_name(MEMORY_SOCKET)
 
     @property
     def weights_socket_path(self) -> Path:

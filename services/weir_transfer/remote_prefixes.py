@@ -43,6 +43,7 @@ class RemoteCounters:
     remote_streams_broken_total: int = 0
     remote_busy_seconds_total: float = 0.0
     remote_pages_offered_total: int = 0
+    remote_pages_mapped_total: int = 0
 
 
 class RemotePrefixes:
@@ -155,3 +156,4 @@ class RemotePrefixes:
         self.counters.remote_pages_wrong_total += figures.num_wrong
         self.counters.remote_streams_broken_total += figures.num_breaks
         self.counters.remote_busy_seconds_total += figures.busy_s
+        self.counters.remote_pages_mapped_total += figures.num_mapped

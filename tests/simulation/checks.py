@@ -1,7 +1,7 @@
 """The promises that hold of the stack itself: P3 all along, no defect in the log, and what must be so at the end."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -91,17 +91,22 @@ def _unrest_of(world: "World", place: "Place") -> str:
         return f"{place.name}: {'; '.join(errors[:3])}"
     metrics = described.metrics
     if place.role == "transfer":
-        geometry = place.host.geometry
-        num_pages, num_slots = metrics["free_pages"] + metrics["cached_pages"], metrics["free_slots"]
-        if (num_pages, num_slots) != (geometry.num_pages, geometry.num_slots):
-            return f"P3: {place.name} has {num_pages:g} of {geometry.num_pages} pages and {num_slots:g} slots"
-        check_arena(world, place)
-        return unrest_of_exchange(place, world.threads.num_of(place.process))
+        return _unrest_of_arena(world, place, metrics)
     if place.role == "gateway" and not metrics["access_rules_known"]:
         return f"{place.name} lets nobody in: the answer to what it asked for the rules of access was lost"
     names = (_LEADER_IDLE if metrics["is_leader"] else ()) if place.role == "scheduler" else _IDLE[place.role]
     busy = [f"{name} {metrics[name]:g}" for name in names if metrics[name]]
     return f"{place.name} has {', '.join(busy)}" if busy else ""
+
+
+def _unrest_of_arena(world: "World", place: "Place", metrics: Mapping[str, float]) -> str:
+    geometry = place.host.geometry
+    num_pages, num_slots = metrics["free_pages"] + metrics["cached_pages"], metrics["free_slots"]
+    if (num_pages, num_slots) != (geometry.num_pages, geometry.num_slots):
+        return f"P3: {place.name} has {num_pages:g} of {geometry.num_pages} pages and {num_slots:g} slots"
+    check_arena(world, place)
+    assert place.process is not None
+    return unrest_of_exchange(place, world.threads.num_of(place.process))
 
 
 def _strangers_to_leader(world: "World") -> str:

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from weir.kv.memory.device import DeviceMemory
 from weir.kv.movers.source import PageSource
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.exchange.arena_pulls import ArenaPulls
+from weir_transfer.exchange.offered_from import OfferedFrom
 from weir_transfer.exchange.page_streams import PageStreams
 from weir_transfer.exchange.pages_service import PagesService
+from weir_transfer.exchange.peer_memory import PeerMemories
 from weir_transfer.exchange.prefix_fetcher import PrefixFetcher
 from weir_transfer.exchange.running_sequences import RunningSequences
 from weir_transfer.exchange.sequence_fetcher import SequenceFetcher
@@ -24,11 +27,13 @@ from weir_transfer.remote_prefixes import RemotePrefixes
 @dataclass(frozen=True)
 class PagesPort:
     """Where other hosts reach this one: `address`, HOST:PORT, of its `Pages`; page streams have a port of their own.
-    `open_streams`: has those of a source served. Raises OSError."""
+    `open_streams`: has those of a source served; raises OSError. `open_memory`: maps memory of another arena's pages,
+    on a device of this machine, to read it; None: nothing is mapped."""
 
     address: str
     dialer: Dialer
     open_streams: Callable[[PageSource], PageStreams]
+    open_memory: Callable[[int, int], DeviceMemory] | None = None
 
 
 class PageExchange:
@@ -42,13 +47,14 @@ class PageExchange:
         port: PagesPort,
         settled: ChangeSignal,
     ) -> None:
-        rows = arena.segment.page_rows
+        rows, server = arena.segment.page_rows, arena.memory_server
         self._source = PageSource(arena.pages.read, lambda page_id: int(rows["generation"][page_id]))
         self.streams = port.open_streams(self._source)
         shown = f"{port.address.rpartition(':')[0]}:{self.streams.port}"
-        sequences = SequenceOffers(remote, running, self._source, shown)
-        self._servicer = PagesService(arena, remote, self._source, shown, settled, sequences)
-        pulls = ArenaPulls(arena, self.streams.connect)
+        from_where = OfferedFrom(shown, arena.segment.arena_id, "" if server is None else str(server.path))
+        sequences = SequenceOffers(remote, running, self._source, from_where)
+        self._servicer = PagesService(arena, remote, self._source, from_where, settled, sequences)
+        pulls = ArenaPulls(arena, self.streams.connect, PeerMemories(None if server is None else port.open_memory))
         self.fetcher = PrefixFetcher(pulls, remote, port.dialer, settled)
         self.stager = SequenceFetcher(pulls, remote, port.dialer, settled)
 

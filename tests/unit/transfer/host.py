@@ -21,7 +21,7 @@ from weir.core.sampling import SamplingParams, StopRules
 from weir.kv.arena.segment import Segment, claim_segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.device import HostMemory
-from weir.kv.memory.server import MemoryServer
+from weir.kv.memory.server import MEMORY_SOCKET, MemoryServer
 from weir.kv.records.record import SequenceParams
 from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_file import PageLayout
@@ -72,15 +72,17 @@ class Host:
         shown_host: str = "127.0.0.1",
         model_digest: str = "digest",
         on_device: bool = False,
+        maps_memory: bool = False,
         page_files: Path | None = None,
         min_uses: int = 1,
         num_pages: int = 40,
     ) -> None:
         """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `shown_host`: where
         others are told to ask for them, at the same ports; something there must pass it on. `on_device`: pages are in
-        what stands for the memory of a device. `page_files`: folder where pages outlive the arena, once `min_uses`
-        prompts have used them."""
+        what stands for the memory of a device. `maps_memory`: of other hosts, where it can. `page_files`: folder where
+        pages outlive the arena, once `min_uses` prompts have used them."""
         self._on_device = on_device
+        self._open_memory = HostMemory.open_to_read if maps_memory else None
         self._shown_host = shown_host
         self._model_digest = model_digest
         self._geometry = replace(_GEOMETRY, num_pages=num_pages, pages_on_device=on_device)
@@ -108,7 +110,7 @@ class Host:
             number = self._server.add_insecure_port("127.0.0.1:0")
             self.pages_address = f"{self._shown_host}:{number}"
             open_streams = functools.partial(TcpPageStreams, StreamsPort("test", "127.0.0.1"))
-            self.service.exchange_pages(PagesPort(self.pages_address, PlainDialer(), open_streams))
+            self.service.exchange_pages(PagesPort(self.pages_address, PlainDialer(), open_streams, self._open_memory))
         if self._page_files is not None:
             store = PageFileStore(self._page_files, PageLayout(self._model_digest, _GEOMETRY.page_bytes), 1 << 20)
             self.service.keep_pages(store, PageFilesSettings(1 << 30, self._min_uses))
@@ -119,7 +121,7 @@ class Host:
 
     def _device_memory(self, segment: Segment) -> MemoryServer:
         num_bytes = self._geometry.page_memory_bytes
-        path = self.socket_path.with_name("memory.sock")
+        path = self.socket_path.with_name(MEMORY_SOCKET)
         return MemoryServer(path, segment.arena_id, num_bytes, HostMemory.open, HostMemory.create(num_bytes))
 
     async def stop(self) -> None:
@@ -185,13 +187,13 @@ def memory_of(client: ArenaClient) -> NDArray[np.uint8]:
 
 
 @contextlib.asynccontextmanager
-async def open_two_hosts(*, on_device: bool = False) -> AsyncIterator[list[Host]]:
+async def open_two_hosts(*, on_device: bool = False, maps_memory: bool = False) -> AsyncIterator[list[Host]]:
     """That exchange pages. At the end nothing is reserved or pinned at either."""
     async with contextlib.AsyncExitStack() as stack:
         made = []
         for _ in range(2):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-"))
-            host = Host(Path(folder), exchanges_pages=True, on_device=on_device)
+            host = Host(Path(folder), exchanges_pages=True, on_device=on_device, maps_memory=maps_memory)
             await host.start()
             stack.push_async_callback(host.close)
             made.append(host)

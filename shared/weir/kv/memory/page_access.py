@@ -28,6 +28,14 @@ class PagePlace(Protocol):
         """They have come whole to what `begin` returned, and are the page's from here on."""
         ...
 
+    def copy_from(self, memory: DeviceMemory, offset: int) -> None:
+        """The page is what is at `offset` there. Raises PageMemoryAway, also where this page is not on a device."""
+        ...
+
+    def read(self) -> memoryview:
+        """The page, or a copy of it. Raises PageMemoryAway."""
+        ...
+
 
 class PageAccess(Protocol):
     """By page id. Any thread may use it, for different pages at the same time."""
@@ -49,6 +57,12 @@ class InPlace:
         return self.memory
 
     def end(self, memory: memoryview) -> None: ...
+
+    def copy_from(self, memory: DeviceMemory, offset: int) -> None:
+        raise PageMemoryAway("this page is in memory of the host: nothing is copied to it from a device's")
+
+    def read(self) -> memoryview:
+        return self.memory
 
 
 class HostPageAccess:
@@ -75,10 +89,7 @@ class DevicePageAccess:
         self._page_bytes = page_bytes
 
     def read(self, page_id: int) -> memoryview:
-        with self.mapped() as memory:
-            copied = memory.host_buffer(self._page_bytes)
-            memory.read(page_id * self._page_bytes, copied)
-        return copied
+        return self.place(page_id).read()
 
     def place(self, page_id: int) -> PagePlace:
         return _OnDevice(self, page_id * self._page_bytes, self._page_bytes)
@@ -108,3 +119,13 @@ class _OnDevice:
     def end(self, memory: memoryview) -> None:
         with self.pages.mapped() as device:
             device.write(self.offset, memory)
+
+    def copy_from(self, memory: DeviceMemory, offset: int) -> None:
+        with self.pages.mapped() as device:
+            device.copy_from(self.offset, memory, offset, self.page_bytes)
+
+    def read(self) -> memoryview:
+        copied = self.begin()
+        with self.pages.mapped() as device:
+            device.read(self.offset, copied)
+        return copied
