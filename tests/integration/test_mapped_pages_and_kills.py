@@ -108,7 +108,7 @@ def _stop_amid(side: Side) -> bool:
     while not pages[:, 0].any():
         assert time.monotonic() < ends_at_s, "nothing is copied"
     os.kill(side.process.pid, signal.SIGSTOP)
-    return np.count_nonzero(pages[:, -1]) < _NUM_PAGES
+    return int(np.count_nonzero(pages[:, -1])) < _NUM_PAGES
 
 
 async def _begin_and_stop_amid(here: Side, there: Side) -> "asyncio.Task[PrefixMatch]":

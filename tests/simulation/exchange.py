@@ -1,7 +1,7 @@
 """Pages that cross between the hosts of a world: what each must hold, who may be writing, and when one side dies."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -141,10 +141,9 @@ class PagesDialer(SimDialer):
         super().__init__(exchange.traffic.network, SimChannel)
         self._exchange = exchange
 
-    def open(self, address: str, party: Party) -> SimChannel:
+    def open(self, address: str, party: Party) -> Any:
         self._exchange.on_begin(PROCESS.get(), address)
-        channel: SimChannel = super().open(address, party)
-        return channel
+        return super().open(address, party)
 
 
 class CountedFetches:

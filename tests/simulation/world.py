@@ -45,9 +45,7 @@ class World(Killer):
         shape = random.Random(plan.seed)
         self.rng = random.Random(shape.getrandbits(64))
         self._cut = plan.cut
-        is_crossing_cut = plan.cut is not None and plan.cut[0] in CROSSING_ROLES
-        num_hosts = shape.choice((1, 1, 2, 2, 3)) if plan.cut is None else 1 + is_crossing_cut
-        exchanges = num_hosts > 1 and (is_crossing_cut or shape.random() < 0.85)
+        num_hosts, exchanges = _draw_hosts(shape, plan)
         self.mix = draw_mix(shape, exchanges=exchanges) if plan.cut is None else frozenset()
         if plan.mix is not None:
             self.mix &= plan.mix
@@ -67,13 +65,7 @@ class World(Killer):
             Host(index, folder, shape.choice((48, 60, 120) if exchanges else (36, 60, 120)), MAX_CONTEXT)
             for index in range(num_hosts)
         ]
-        routers: tuple[RouterName, ...] = ("random", "random", "estimated-ttft")
-        self.placing = (
-            PlacingLimits(router=shape.choice(routers), link_round_trip_ms=0.5, fetch_gain=0.0, seed=plan.seed)
-            if exchanges
-            else PlacingLimits()
-        )
-        """Where hosts exchange pages, so that many cross."""
+        self.placing = _draw_placing(shape, plan.seed) if exchanges else PlacingLimits()
         are_apart = exchanges and plan.cut is None and shape.random() < 0.3
         self.places = self._draw_places(shape, are_apart=are_apart)
         self.struck: Counter[str] = Counter()
@@ -82,12 +74,7 @@ class World(Killer):
         """Whether requests may from now on: something went wrong that was more than the one death of a cut."""
         self._num_faults_wanted = shape.randrange(3, 9) if plan.cut is None else 0
         self._span_s = shape.choice((2.0, 4.0, 8.0)) if plan.cut is None else 0.3
-        num_gateways = sum(place.role == "gateway" for place in self.places)
-        num_requests = shape.randrange(8, 17) if plan.cut is None else 4
-        specs = draw_specs(
-            shape, num_requests, self._span_s, num_gateways, self.mix, max_context=MAX_CONTEXT, begin_long=exchanges
-        )
-        self._specs = specs[: plan.max_requests]
+        self._specs = self._draw_specs(shape, begin_long=exchanges)[: plan.max_requests]
         self.ledger = PageLedger(DIGEST)
         self.ledger.add(self._specs)
         self.outcomes: list[Outcome] = []
@@ -101,6 +88,14 @@ class World(Killer):
         self._is_over = False
         self._num_writes_checked: dict[str, int] = {}
         self._clients = self._new_process("clients")
+
+    def _draw_specs(self, shape: random.Random, *, begin_long: bool) -> list[RequestSpec]:
+        num_gateways = sum(place.role == "gateway" for place in self.places)
+        num_requests = shape.randrange(8, 17) if self._cut is None else 4
+        span_s, mix = self._span_s, self.mix
+        return draw_specs(
+            shape, num_requests, span_s, num_gateways, mix, max_context=MAX_CONTEXT, begin_long=begin_long
+        )
 
     def _draw_places(self, shape: random.Random, *, are_apart: bool) -> list[Place]:
         """`are_apart`: the first host has prefill workers alone, the others have none."""
@@ -384,6 +379,20 @@ class World(Killer):
         if self._is_over or isinstance(error, ProcessDied):
             return
         self.fail(f"nobody took an error: {context['message']}: {error!r}", (type(error), error, None))
+
+
+def _draw_hosts(shape: random.Random, plan: Plan) -> tuple[int, bool]:
+    """How many, and whether they exchange pages."""
+    if plan.cut is not None:
+        return (2, True) if plan.cut[0] in CROSSING_ROLES else (1, False)
+    num_hosts = shape.choice((1, 1, 2, 2, 3))
+    return num_hosts, num_hosts > 1 and shape.random() < 0.85
+
+
+def _draw_placing(shape: random.Random, seed: int) -> PlacingLimits:
+    """Where hosts exchange pages: mostly so that many cross."""
+    routers: tuple[RouterName, ...] = ("random", "random", "estimated-ttft")
+    return PlacingLimits(router=shape.choice(routers), link_round_trip_ms=0.5, fetch_gain=0.0, seed=seed)
 
 
 _NOBODY = SimProcess("nobody", 0)

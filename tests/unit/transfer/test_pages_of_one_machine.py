@@ -113,8 +113,8 @@ async def test_memory_that_is_not_what_it_is_taken_for_is_not_mapped_again(
     computed = await compute(there)
     copy_from = HostMemory.copy_from
 
-    def copy_another(self: HostMemory, offset: int, source: HostMemory, source_offset: int, num_bytes: int) -> None:
-        copy_from(self, offset, source, (source_offset + num_bytes) % source.num_bytes, num_bytes)
+    def copy_another(self: HostMemory, offset: int, pointer: int, num_bytes: int) -> None:
+        copy_from(self, offset, pointer + 1, num_bytes - 1)
 
     monkeypatch.setattr(HostMemory, "copy_from", copy_another)
     match = await fetch(here, hosts[0].pages_address)

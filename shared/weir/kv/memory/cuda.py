@@ -13,12 +13,8 @@ from collections import deque
 from contextlib import suppress
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint64, c_ushort, c_void_p
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from weir.kv.memory.dlpack import CUDA, byte_capsule
-
-if TYPE_CHECKING:
-    from weir.kv.memory.device import DeviceMemory
 
 _PINNED = 1
 _ON_DEVICE = 1
@@ -225,11 +221,10 @@ class CudaMemory:
         self._driver.call("cuMemcpyHtoD_v2", c_uint64(self._pointer + offset), buffer, c_size_t(len(data)))
         self._driver.call("cuCtxSynchronize")  # of pinned memory it may return before the bytes are there
 
-    def copy_from(self, offset: int, source: "DeviceMemory", source_offset: int, num_bytes: int) -> None:
-        """`source` may be another device's: mapping it here has given this one access to it."""
+    def copy_from(self, offset: int, pointer: int, num_bytes: int) -> None:
+        """What is there may be another device's: mapping it here has given this one access to it."""
         self._enter()
-        addresses = c_uint64(self._pointer + offset), c_uint64(source.pointer + source_offset)
-        self._driver.call("cuMemcpyDtoD_v2", *addresses, c_size_t(num_bytes))
+        self._driver.call("cuMemcpyDtoD_v2", c_uint64(self._pointer + offset), c_uint64(pointer), c_size_t(num_bytes))
         self._driver.call("cuCtxSynchronize")  # it returns before the bytes are there
 
     def _enter(self) -> None:

@@ -50,9 +50,9 @@ class DeviceMemory(Protocol):
         """Copies bytes to the device; kernels that begin when it has returned read them."""
         ...
 
-    def copy_from(self, offset: int, source: "DeviceMemory", source_offset: int, num_bytes: int) -> None:
-        """Copies bytes from other memory of this kind that this process maps, also of another device; returns when they
-        are here. Other threads run meanwhile."""
+    def copy_from(self, offset: int, pointer: int, num_bytes: int) -> None:
+        """Copies bytes from an address in other memory of this kind that this process maps, also of another device;
+        returns when they are here. Other threads run meanwhile."""
         ...
 
     def close(self) -> None: ...
@@ -118,10 +118,8 @@ class HostMemory:
     def write(self, offset: int, data: memoryview) -> None:
         np.copyto(np.frombuffer(self._mapping, np.uint8, len(data), offset), np.frombuffer(data, np.uint8))
 
-    def copy_from(self, offset: int, source: DeviceMemory, source_offset: int, num_bytes: int) -> None:
-        if max(offset + num_bytes - self._num_bytes, source_offset + num_bytes - source.num_bytes) > 0:
-            raise ValueError(f"{num_bytes} bytes from {source_offset} to {offset}: beyond the end of the memory")
-        ctypes.memmove(self.pointer + offset, source.pointer + source_offset, num_bytes)
+    def copy_from(self, offset: int, pointer: int, num_bytes: int) -> None:
+        ctypes.memmove(self.pointer + offset, pointer, num_bytes)
 
     def close(self) -> None:
         """Views of `buffer` keep the mapping until they are gone."""

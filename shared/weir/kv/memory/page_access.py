@@ -29,7 +29,8 @@ class PagePlace(Protocol):
         ...
 
     def copy_from(self, memory: DeviceMemory, offset: int) -> None:
-        """The page is what is at `offset` there. Raises PageMemoryAway, also where this page is not on a device."""
+        """The page is what is at `offset` there. Raises ValueError where that is beyond its end, and PageMemoryAway,
+        also where this page is not on a device."""
         ...
 
     def read(self) -> memoryview:
@@ -121,8 +122,10 @@ class _OnDevice:
             device.write(self.offset, memory)
 
     def copy_from(self, memory: DeviceMemory, offset: int) -> None:
+        if offset + self.page_bytes > memory.num_bytes:
+            raise ValueError(f"a page at {offset}: the memory that is mapped has {memory.num_bytes} bytes")
         with self.pages.mapped() as device:
-            device.copy_from(self.offset, memory, offset, self.page_bytes)
+            device.copy_from(self.offset, memory.pointer + offset, self.page_bytes)
 
     def read(self) -> memoryview:
         copied = self.begin()
