@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.clients import BrokenPromise
 from tests.simulation.exchange import check_books, unrest_of_exchange
 from tests.simulation.loop import PROCESS
+from weir.core.errors import Unavailable
 from weir.wire.v1 import admin_pb2
 from weir_scheduler.component import SchedulerComponent
 
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from tests.simulation.roles import Place
     from tests.simulation.world import World
 
-_EXPECTED_ERRORS = (
-    "has no lease",  # of a worker that was taken for dead, and is about to be
-    "it keeps its role",  # of a worker that had to be empty for that, and whose last hand-off had no answer
-)
+_EXPECTED_ERRORS: dict[str, type[Exception] | None] = {
+    "has no lease": None,  # of a worker that was taken for dead, and is about to be
+    "it keeps its role": None,  # of a worker that had to be empty for that, and whose last hand-off had no answer
+    "change of role to": Unavailable,  # of one whose transfer service died again and again meanwhile: it starts anew
+}
+"""By what the record says, and the error that it is about; None: about none."""
 
 
 class LogWatch(logging.Handler):
@@ -33,10 +36,16 @@ class LogWatch(logging.Handler):
         if process is not None and process.is_dead:
             return
         self._world.note_log(process, record)
-        if record.levelno >= logging.ERROR and not any(text in record.msg for text in _EXPECTED_ERRORS):
-            error = record.exc_info[1] if record.exc_info else None
+        error = record.exc_info[1] if record.exc_info else None
+        if record.levelno >= logging.ERROR and not _is_expected(record, error):
             why = f": {error!r}" if error is not None else ""
             self._world.fail(f"{process} logged {record.levelname}: {record.getMessage()}{why}", record.exc_info)
+
+
+def _is_expected(record: logging.LogRecord, error: BaseException | None) -> bool:
+    return any(
+        text in record.msg and (kind is None or isinstance(error, kind)) for text, kind in _EXPECTED_ERRORS.items()
+    )
 
 
 @contextmanager

@@ -62,7 +62,7 @@ async def strike(world: "World", num_faults: int, span_s: float) -> None:
     kinds = sorted(world.mix & FAULTS.keys() - EXCHANGE_FAULTS.keys())
     crossing = sorted(world.mix & EXCHANGE_FAULTS.keys())
     times_s = [(rng.random() * span_s, rng.choice(kinds)) for _ in range(num_faults if kinds else 0)]
-    times_s += [(rng.random() * span_s / 2, kind) for kind in crossing for _ in range(rng.randrange(1, 3))]
+    times_s += [(rng.random() * span_s / 2, kind) for kind in crossing]
     began_s = world.loop.time()
     under_way = []
     for at_s, kind in sorted(times_s):

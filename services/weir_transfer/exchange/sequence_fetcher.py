@@ -137,8 +137,10 @@ class SequenceFetcher:
 
     async def _wait(self, pull: Pull) -> None:
         """Until what is wanted is here. However it ends, nobody writes into those pages any more."""
+        waiting = asyncio.get_running_loop().run_in_executor(self._threads, pull.wait)
+        waiting.add_done_callback(lambda future: future.cancelled() or future.exception())  # of one that is cancelled
         try:
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, pull.wait))
+            await asyncio.shield(waiting)
         except BaseException:
             await end_pull(pull)
             raise
