@@ -21,7 +21,7 @@ _EXPECTED_ERRORS: dict[str, type[Exception] | None] = {
     "it keeps its role": None,  # of a worker that had to be empty for that, and whose last hand-off had no answer
     "change of role to": Unavailable,  # of one whose transfer service died again and again meanwhile: it starts anew
 }
-"""By what the record says, and the error that it is about; None: about none."""
+"""By what the log says, and the error that it is about; None: about none."""
 
 
 class LogWatch(logging.Handler):
@@ -44,7 +44,7 @@ class LogWatch(logging.Handler):
 
 def _is_expected(record: logging.LogRecord, error: BaseException | None) -> bool:
     return any(
-        text in record.msg and (kind is None or isinstance(error, kind)) for text, kind in _EXPECTED_ERRORS.items()
+        text in record.getMessage() and (kind is None or isinstance(error, kind)) for text, kind in _EXPECTED_ERRORS.items()
     )
 
 
