@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,9 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
+from weir.kv.arena.segment import Segment
 from weir.kv.memory.device import try_memory_kind
+from weir.kv.movers.nixl import NixlAgent
 from weir.kv.prefixes import PrefixIndex
 from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_file import PageLayout
@@ -84,7 +87,13 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     streams = StreamsPort(config.instance, host, config.page_streams_port, certificate)
     kind = try_memory_kind(config.device)
     open_memory = None if kind is None else kind.open_to_read
-    return PagesPort(address, context.dialer, partial(TcpPageStreams, streams), open_memory)
+    agent = make_agent if config.page_mover == "nixl" else None
+    return PagesPort(address, context.dialer, partial(TcpPageStreams, streams), open_memory, agent)
+
+
+def make_agent(segment: Segment) -> NixlAgent:
+    """Its name is one of this start: others connect anew. Raises NixlError."""
+    return NixlAgent(f"{segment.arena_id}-{secrets.token_hex(4)}", segment.pages)
 
 
 def _try_open_files(config: TransferConfig, arena: ClaimedArena) -> PageFileStore | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from weir.core.addresses import UNIX
 from weir.core.fields import ByteSize, check_range
@@ -14,6 +15,7 @@ from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
 from weir.runtime.config import PAGE_FILES_BYTES, ServiceConfig, setting
+from weir.runtime.extras import check_extra
 from weir_transfer.messages import ArenaSettings
 from weir_transfer.page_files import PageFilesSettings
 
@@ -50,6 +52,10 @@ class TransferConfig(ServiceConfig):
         "HOST:PORT at which transfer services of other hosts ask for cached pages. Empty: none pass between hosts.",
     )
     page_streams_port: int = setting(0, "Port beside it at which the pages themselves are sent. 0: any free one.")
+    page_mover: Literal["streams", "nixl"] = setting(
+        "streams",
+        "How pages come from other hosts: over TCP, or read by NIXL (extra nixl) from those that have it too.",
+    )
     page_files_dir: str = setting(
         "", "Folder where computed pages outlive the arena, one that hosts share or a disk's own. Empty: they do not."
     )
@@ -75,6 +81,10 @@ class TransferConfig(ServiceConfig):
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
+        if self.page_mover == "nixl":
+            check_extra("nixl", "page_mover nixl")
+            if self.device != "cpu":
+                raise ValueError("page_mover nixl: pages on a device are not read by NIXL; leave it at streams")
         if self.pages_listen:
             self.check_safe("pages_listen", self.pages_listen)
         if self.page_files_dir and not self.prefix_cache:

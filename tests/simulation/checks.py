@@ -44,7 +44,8 @@ class LogWatch(logging.Handler):
 
 def _is_expected(record: logging.LogRecord, error: BaseException | None) -> bool:
     return any(
-        text in record.getMessage() and (kind is None or isinstance(error, kind)) for text, kind in _EXPECTED_ERRORS.items()
+        text in record.getMessage() and (kind is None or isinstance(error, kind))
+        for text, kind in _EXPECTED_ERRORS.items()
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -61,13 +61,27 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             hashes = split_hashes(request.page_hashes)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        self._num_offers += 1
+        try:
+            with self._from_where.read_by_nixl(request) as from_where:
+                async with aclosing(self._offer(request, hashes, from_where)) as offers:
+                    async for offered in offers:
+                        yield offered
+        except PageMemoryAway as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error}; compute it")
+        finally:
+            self._num_offers -= 1
+
+    async def _offer(
+        self, request: pages_pb2.OfferRequest, hashes: Sequence[bytes], from_where: OfferedFrom
+    ) -> AsyncGenerator[pages_pb2.OfferResponse]:
+        """To be closed: until then its pages are pinned. Raises PageMemoryAway."""
         transfer_id, ticket = secrets.token_bytes(ID_BYTES), secrets.token_bytes(ID_BYTES)
         loop, page_ids = asyncio.get_running_loop(), list[int]()
         began_s, is_first, is_last = loop.time(), True, False
         ends_at_s, begins_by_s = began_s + LONGEST_OFFER_S, began_s + _EXPECTED_S * request.is_expected
-        self._num_offers += 1
+        self._source.offer(transfer_id, Attempt(), ticket)
         try:
-            self._source.offer(transfer_id, Attempt(), ticket)
             while not is_last:
                 num_offered = request.num_held_pages + len(page_ids)
                 more = self._remote.pin(hashes, num_offered)
@@ -81,19 +95,16 @@ class PagesService(pages_pb2_grpc.PagesServicer):
                 if pages or is_last or is_first:  # what the first one takes is the round trip
                     is_first = False
                     named = zip(pages, hashes[num_offered:], strict=False)
-                    yield self._from_where.answer(transfer_id, ticket, named, is_last=is_last)
+                    yield from_where.answer(transfer_id, ticket, named, is_last=is_last)
                 if not is_last:
                     # Not longer: something may have settled since it was looked at.
                     await self._settled.wait(min(_LOOK_AGAIN_S, ends_at_s - loop.time()))
                     is_last = loop.time() > ends_at_s
             await asyncio.sleep(ends_at_s - loop.time())
             _log.warning("an offer of %d pages was not ended by its caller within %g s", len(page_ids), LONGEST_OFFER_S)
-        except PageMemoryAway as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error}; compute it")
         finally:
             self._source.withdraw(transfer_id)
             self._remote.unpin(page_ids)
-            self._num_offers -= 1
 
     async def OfferSequence(  # noqa: N802
         self, request: pages_pb2.OfferSequenceRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -101,9 +112,10 @@ class PagesService(pages_pb2_grpc.PagesServicer):
         await self._check(request, context)
         self._num_offers += 1
         try:
-            async with aclosing(self._sequences.offer(request.request_id, maps_memory=request.maps_memory)) as offers:
-                async for offered in offers:
-                    yield offered
+            with self._from_where.read_by_nixl(request) as from_where:
+                async with aclosing(self._sequences.offer(request, from_where)) as offers:
+                    async for offered in offers:
+                        yield offered
         except PageMemoryAway as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error}; compute it")
         finally:

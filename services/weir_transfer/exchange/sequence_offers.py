@@ -23,16 +23,16 @@ _LOOK_AGAIN_S = 0.005
 class SequenceOffers:
     """Of one arena."""
 
-    def __init__(
-        self, remote: RemotePrefixes, running: RunningSequences, source: PageSource, from_where: OfferedFrom
-    ) -> None:
+    def __init__(self, remote: RemotePrefixes, running: RunningSequences, source: PageSource) -> None:
         self._remote = remote
         self._running = running
         self._source = source
-        self._from_where = from_where
 
-    async def offer(self, request_id: str, *, maps_memory: bool) -> AsyncGenerator[pages_pb2.OfferSequenceResponse]:
+    async def offer(
+        self, request: pages_pb2.OfferSequenceRequest, from_where: OfferedFrom
+    ) -> AsyncGenerator[pages_pb2.OfferSequenceResponse]:
         """To be closed: until then its pages are pinned."""
+        request_id = request.request_id
         transfer_id, ticket = secrets.token_bytes(ID_BYTES), secrets.token_bytes(ID_BYTES)
         loop, slot, page_ids, num_offered = asyncio.get_running_loop(), self._running.find(request_id), list[int](), -1
         ends_at_s = loop.time() + LONGEST_STAGE_S
@@ -48,12 +48,12 @@ class SequenceOffers:
                     page_ids += self._remote.pin(hashes, first)
                     # In a thread: of a long sequence it reads some hundred megabytes. And the locks on the way there
                     # order memory, so that what the record says is computed is what is read.
-                    checked = which_are_checked(first, maps_memory=maps_memory)
+                    checked = which_are_checked(first, maps_memory=request.maps_memory)
                     pages = await asyncio.to_thread(
                         self._source.append, transfer_id, page_ids[first:], are_checked=checked
                     )
                     yield pages_pb2.OfferSequenceResponse(
-                        offer=self._from_where.answer(transfer_id, ticket, [(page, b"") for page in pages]),
+                        offer=from_where.answer(transfer_id, ticket, [(page, b"") for page in pages]),
                         page_hashes=b"".join(hashes[first : len(page_ids)]),
                     )
                     if len(hashes) < num_full:

@@ -8,13 +8,14 @@ from weir.runtime.config import ConfigError
 
 DISTRIBUTION = "weir-llm"
 
-Extra = Literal["worker", "certs", "plots", "postgres", "training"]
+Extra = Literal["worker", "certs", "plots", "postgres", "training", "nixl"]
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "worker": ("torch", "numba"),
     "certs": ("cryptography",),
     "plots": ("matplotlib",),
     "postgres": ("psycopg",),
     "training": ("torch", "sklearn", "scipy"),
+    "nixl": ("nixl_cu12",),
 }
 """Import names. Triton is asked for by the devices that run it."""
 

@@ -28,6 +28,7 @@ from weir.kv.tiers.page_file import PageLayout
 from weir.rpc.arena.client import ArenaAccess, ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
+from weir_transfer.__main__ import make_agent
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.exchange.page_exchange import PagesPort
 from weir_transfer.exchange.page_streams import StreamsPort, TcpPageStreams
@@ -73,16 +74,18 @@ class Host:
         model_digest: str = "digest",
         on_device: bool = False,
         maps_memory: bool = False,
+        reads_by_nixl: bool = False,
         page_files: Path | None = None,
         min_uses: int = 1,
         num_pages: int = 40,
     ) -> None:
         """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `shown_host`: where
         others are told to ask for them, at the same ports; something there must pass it on. `on_device`: pages are in
-        what stands for the memory of a device. `maps_memory`: of other hosts, where it can. `page_files`: folder where
-        pages outlive the arena, once `min_uses` prompts have used them."""
+        what stands for the memory of a device. `maps_memory`, `reads_by_nixl`: of other hosts, where it can.
+        `page_files`: folder where pages outlive the arena, once `min_uses` prompts have used them."""
         self._on_device = on_device
         self._open_memory = HostMemory.open_to_read if maps_memory else None
+        self._make_agent = make_agent if reads_by_nixl else None
         self._shown_host = shown_host
         self._model_digest = model_digest
         self._geometry = replace(_GEOMETRY, num_pages=num_pages, pages_on_device=on_device)
@@ -109,8 +112,7 @@ class Host:
         if self._exchanges_pages:
             number = self._server.add_insecure_port("127.0.0.1:0")
             self.pages_address = f"{self._shown_host}:{number}"
-            open_streams = functools.partial(TcpPageStreams, StreamsPort("test", "127.0.0.1"))
-            self.service.exchange_pages(PagesPort(self.pages_address, PlainDialer(), open_streams, self._open_memory))
+            self.service.exchange_pages(self._pages_port())
         if self._page_files is not None:
             store = PageFileStore(self._page_files, PageLayout(self._model_digest, _GEOMETRY.page_bytes), 1 << 20)
             self.service.keep_pages(store, PageFilesSettings(1 << 30, self._min_uses))
@@ -118,6 +120,10 @@ class Host:
         self._server.add_insecure_port(f"unix:{self.socket_path}")
         await self._server.start()
         await self.service.start()
+
+    def _pages_port(self) -> PagesPort:
+        open_streams = functools.partial(TcpPageStreams, StreamsPort("test", "127.0.0.1"))
+        return PagesPort(self.pages_address, PlainDialer(), open_streams, self._open_memory, self._make_agent)
 
     def _device_memory(self, segment: Segment) -> MemoryServer:
         num_bytes = self._geometry.page_memory_bytes
@@ -187,13 +193,13 @@ def memory_of(client: ArenaClient) -> NDArray[np.uint8]:
 
 
 @contextlib.asynccontextmanager
-async def open_two_hosts(*, on_device: bool = False, maps_memory: bool = False) -> AsyncIterator[list[Host]]:
-    """That exchange pages. At the end nothing is reserved or pinned at either."""
+async def open_two_hosts(**how: bool) -> AsyncIterator[list[Host]]:
+    """That exchange pages, as `how` says more. At the end nothing is reserved or pinned at either."""
     async with contextlib.AsyncExitStack() as stack:
         made = []
         for _ in range(2):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-"))
-            host = Host(Path(folder), exchanges_pages=True, on_device=on_device, maps_memory=maps_memory)
+            host = Host(Path(folder), exchanges_pages=True, **how)  # type: ignore[arg-type]
             await host.start()
             stack.push_async_callback(host.close)
             made.append(host)

@@ -61,7 +61,7 @@ async def test_pages_are_copied_from_one_memory_to_the_other(
     computed = await compute(there)
     match = await fetch(here, hosts[0].pages_address)
     assert_array_equal(pages_of(here, match.page_ids), pages_of(there, computed.acquired.page_ids[:10]))
-    assert len(match.page_ids) == hosts[1].metric("remote_pages_mapped_total") == 10
+    assert len(match.page_ids) == hosts[1].metric("remote_pages_direct_total") == 10
     assert hosts[0].metric("remote_pages_sent_total") == 0, "nothing goes over a stream"
     assert all(page.checksum != NO_CHECKSUM for page in offered[0]), "nobody knew yet that it would be mapped"
     await give_back(here, match)
@@ -84,7 +84,7 @@ async def test_what_was_copied_counts_for_nothing_where_a_page_was_given_away_me
     monkeypatch.setattr(HostMemory, "copy_from", recycle_and_copy)
     match = await fetch(here, hosts[0].pages_address)
     assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
-    assert hosts[1].metric("remote_pages_mapped_total") == 0
+    assert hosts[1].metric("remote_pages_direct_total") == 0
     await give_back(here, match)
 
 
@@ -123,7 +123,7 @@ async def test_memory_that_is_not_what_it_is_taken_for_is_not_mapped_again(
     await give_back(here, match)
     match = await fetch(here, hosts[0].pages_address)
     assert_array_equal(pages_of(here, match.page_ids), pages_of(there, computed.acquired.page_ids[:10]))
-    assert (len(match.page_ids), hosts[1].metric("remote_pages_mapped_total")) == (10, 0)
+    assert (len(match.page_ids), hosts[1].metric("remote_pages_direct_total")) == (10, 0)
     assert hosts[0].metric("remote_pages_sent_total") == 10
     await give_back(here, match)
 
@@ -139,7 +139,7 @@ async def test_memory_that_cannot_be_mapped_costs_a_stream(
     there, here = [await host.client("w0") for host in hosts]
     await compute(there)
     match = await fetch(here, hosts[0].pages_address)
-    assert (len(match.page_ids), hosts[1].metric("remote_pages_mapped_total")) == (10, 0)
+    assert (len(match.page_ids), hosts[1].metric("remote_pages_direct_total")) == (10, 0)
     await give_back(here, match)
 
 

@@ -72,14 +72,14 @@ class WantedPage:
 @dataclass(slots=True)
 class PullFigures:
     """`num_bytes`: of pages that came and were as offered. `busy_s`: while some were asked for and not here.
-    `num_mapped`: pages that came from memory that is mapped here."""
+    `num_direct`: pages that were read from the source's memory."""
 
     num_pages: int = 0
     num_bytes: int = 0
     num_wrong: int = 0
     num_breaks: int = 0
     busy_s: float = 0.0
-    num_mapped: int = 0
+    num_direct: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
-"""Pages of another arena of this machine, copied from its memory, which this process maps: from device to device.
+"""Pages that their receiver reads from the source's memory by itself: mapped here, or by an engine of one-sided reads.
 
-    want ──> copied, one after the other ──> the source confirms that they were pinned all along ──> here
+    want ──> read, some at a time ──> the source confirms that they were pinned all along ──> here
 
-The source has no part in the copies, and can end, or give pages to somebody else, amid them. So what was copied counts
-once it has said that its offer is still open; until then it is nobody's. The first page of an offer is compared with
-its checksum too: whether this is the memory that it is taken for.
+The source has no part in the reads, and can end, or give pages to somebody else, amid them. So what was read counts
+once it has said that its offer is still open; until then it is nobody's. Where an offer has checksums, as that of its
+first page always, they are compared too: whether this is the memory that it is taken for.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from weir.kv.memory.device import DeviceMemory
 from weir.kv.movers.pull import PullFailed, PullFigures, WantedPage
@@ -19,15 +20,48 @@ from weir.kv.movers.source import NO_CHECKSUM, checksum_of
 _END_S = 1.0
 
 
-class MappedPull:
+class PageReader(Protocol):
+    """Of one source's memory, for one pull."""
+
+    @property
+    def num_at_a_time(self) -> int:
+        """Pages of one `read`, at most."""
+        ...
+
+    def read(self, pages: Sequence[WantedPage]) -> None:
+        """Into their places. Raises OSError, ValueError. Nobody writes into them any more then, or when it returns."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class MappedMemory:
+    """`PageReader` of memory of a device of this machine."""
+
+    num_at_a_time = 1
+
+    def __init__(self, memory: DeviceMemory, page_bytes: int) -> None:
+        """`memory` is closed with it."""
+        self._memory = memory
+        self._page_bytes = page_bytes
+
+    def read(self, pages: Sequence[WantedPage]) -> None:
+        for page in pages:
+            page.place.copy_from(self._memory, page.page_id * self._page_bytes)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class DirectPull:
     """`Pull` of one transfer, in a thread of its own."""
 
     def __init__(
-        self, memory: DeviceMemory, page_bytes: int, confirm: Callable[[float], bool], deadline_s: float
+        self, reader: PageReader, page_bytes: int, confirm: Callable[[float], bool], deadline_s: float
     ) -> None:
-        """`memory`: of the source, closed at the end. `confirm`: whether what was offered is as it was, within so many
-        seconds; raises OSError. `deadline_s`: of `time.monotonic`, for all of it."""
-        self._memory = memory
+        """`reader` is closed at the end. `confirm`: whether what was offered is as it was, within so many seconds;
+        raises OSError. `deadline_s`: of `time.monotonic`, for all of it."""
+        self._reader = reader
         self._page_bytes = page_bytes
         self._confirm = confirm
         self._deadline_s = deadline_s
@@ -39,7 +73,7 @@ class MappedPull:
         self._problem: str | None = None
         self._changed = threading.Condition()
         self.figures = PullFigures()
-        self._thread = threading.Thread(target=self._run, name="mapped pull", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="direct pull", daemon=True)
         self._thread.start()
 
     @property
@@ -89,7 +123,7 @@ class MappedPull:
         except (OSError, ValueError) as error:
             self._fail(str(error) or type(error).__name__)
         finally:
-            self._memory.close()
+            self._reader.close()
 
     def _take_all(self) -> list[WantedPage]:
         """What is wanted now; nothing: the pull is over."""
@@ -108,11 +142,11 @@ class MappedPull:
     def _bring(self, pages: Sequence[WantedPage]) -> None:
         """Raises OSError, ValueError."""
         began_s = time.monotonic()
-        for page in pages:
+        for first in range(0, len(pages), self._reader.num_at_a_time):
             if not self._try_begin():
                 return
             try:
-                self._copy(page)
+                self._read(pages[first : first + self._reader.num_at_a_time])
             finally:
                 self._end()
         if not self._confirm(max(0.0, self._deadline_s - time.monotonic())):
@@ -123,16 +157,17 @@ class MappedPull:
             self._here.update(page.number for page in pages)
             self._num_missing -= len(pages)
             self.figures.num_pages += len(pages)
-            self.figures.num_mapped += len(pages)
+            self.figures.num_direct += len(pages)
             self.figures.num_bytes += len(pages) * self._page_bytes
             self.figures.busy_s += time.monotonic() - began_s
             self._changed.notify_all()
 
-    def _copy(self, page: WantedPage) -> None:
-        page.place.copy_from(self._memory, page.page_id * self._page_bytes)
-        if page.checksum != NO_CHECKSUM and checksum_of(page.place.read()) != page.checksum:
-            self.figures.num_wrong += 1
-            raise ValueError(f"page {page.number} of the offer has another checksum in the memory that is mapped")
+    def _read(self, pages: Sequence[WantedPage]) -> None:
+        self._reader.read(pages)
+        for page in pages:
+            if page.checksum != NO_CHECKSUM and checksum_of(page.place.read()) != page.checksum:
+                self.figures.num_wrong += 1
+                raise ValueError(f"page {page.number} of the offer has another checksum in the memory that was read")
 
     def _try_begin(self) -> bool:
         """False: nothing is to be written any more, or it is too late."""
