@@ -3,12 +3,17 @@
 import asyncio
 import logging
 import os
+import secrets
 import sys
+from functools import partial
 
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
+from weir.kv.arena.segment import Segment
+from weir.kv.memory.device import try_memory_kind
+from weir.kv.movers.nixl import NixlAgent
 from weir.kv.prefixes import PrefixIndex
 from weir.kv.tiers.page_header import PageLayout
 from weir.runtime.address import bind
@@ -18,6 +23,7 @@ from weir.wire.v1 import arena_pb2
 from weir_transfer.arena import claim_arena
 from weir_transfer.config import TransferConfig
 from weir_transfer.exchange.page_exchange import PagesPort
+from weir_transfer.exchange.page_streams import StreamsPort, TcpPageStreams
 from weir_transfer.fence import try_open_process
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.service import TransferService
@@ -77,8 +83,17 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     credentials = None if tls is None else tls.peer_credentials
     address = bind(context.grpc_server, config.pages_listen, config.advertise_host, credentials).address
     certificate = None if own is None else lambda: own.current
-    listen, streams_port = config.pages_listen, config.page_streams_port
-    return PagesPort(config.instance, listen, address, context.dialer, certificate, streams_port)
+    host = config.pages_listen.rpartition(":")[0].strip("[]")
+    streams = StreamsPort(config.instance, host, config.page_streams_port, certificate)
+    kind = try_memory_kind(config.device)
+    open_memory = None if kind is None else kind.open_to_read
+    agent = make_agent if config.page_mover == "nixl" else None
+    return PagesPort(address, context.dialer, partial(TcpPageStreams, streams), open_memory, agent)
+
+
+def make_agent(segment: Segment) -> NixlAgent:
+    """Its name is one of this start: others connect anew. Raises NixlError."""
+    return NixlAgent(f"{segment.arena_id}-{secrets.token_hex(4)}", segment.pages)
 
 
 def main() -> int:

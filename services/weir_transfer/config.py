@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from weir.core.addresses import UNIX, is_loopback
 from weir.core.fields import ByteSize, check_range
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.layout import MAX_LEASES
+from weir.kv.memory.server import MEMORY_SOCKET
 from weir.kv.memory.slabs import WEIGHTS_SOCKET
 from weir.kv.tiers.valkey_address import parse_valkey_url
 from weir.model.files.config import load_model_config
@@ -14,6 +16,7 @@ from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
 from weir.runtime.config import PAGE_FILES_BYTES, ServiceConfig, setting
+from weir.runtime.extras import check_extra
 from weir.runtime.page_tiers import PAGE_MEMORY_HELP, PAGE_VALKEY_HELP, check_page_memory, check_page_valkey
 from weir_transfer.messages import ArenaSettings
 
@@ -50,6 +53,10 @@ class TransferConfig(ServiceConfig):
         "HOST:PORT at which transfer services of other hosts ask for cached pages. Empty: none pass between hosts.",
     )
     page_streams_port: int = setting(0, "Port beside it at which the pages themselves are sent. 0: any free one.")
+    page_mover: Literal["streams", "nixl"] = setting(
+        "streams",
+        "How pages come from other hosts: over TCP, or read by NIXL (extra nixl) from those that have it too.",
+    )
     page_files_dir: str = setting(
         "", "Folder where computed pages outlive the arena, one that hosts share or a disk's own. Empty: they do not."
     )
@@ -86,6 +93,10 @@ class TransferConfig(ServiceConfig):
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
+        if self.page_mover == "nixl":
+            check_extra("nixl", "page_mover nixl")
+            if self.device != "cpu":
+                raise ValueError("page_mover nixl: pages on a device are not read by NIXL; leave it at streams")
         if self.pages_listen:
             self.check_safe("pages_listen", self.pages_listen)
         self._check_tiers()
@@ -129,7 +140,7 @@ class TransferConfig(ServiceConfig):
     @property
     def memory_socket_path(self) -> Path:
         """Where page memory on a device is handed out."""
-        return self.weights_socket_path.with_name("pages.sock")
+        return self.weights_socket_path.with_name(MEMORY_SOCKET)
 
     @property
     def weights_socket_path(self) -> Path:

@@ -43,6 +43,8 @@ class RemoteCounters:
     remote_streams_broken_total: int = 0
     remote_busy_seconds_total: float = 0.0
     remote_pages_offered_total: int = 0
+    remote_pages_direct_total: int = 0
+    remote_probes_failed_total: int = 0
 
 
 class RemotePrefixes:
@@ -147,6 +149,10 @@ class RemotePrefixes:
         self.counters.remote_pages_received_total += num_received
         self.count_pull(figures)
 
+    def count_failed_probe(self) -> None:
+        """Of another host's memory: its pages come over streams."""
+        self.counters.remote_probes_failed_total += 1
+
     def count_staged(self, num_pages: int) -> None:
         """Pages that came of a sequence that runs at another host."""
         self.counters.remote_pages_received_total += num_pages
@@ -156,3 +162,4 @@ class RemotePrefixes:
         self.counters.remote_pages_wrong_total += figures.num_wrong
         self.counters.remote_streams_broken_total += figures.num_breaks
         self.counters.remote_busy_seconds_total += figures.busy_s
+        self.counters.remote_pages_direct_total += figures.num_direct

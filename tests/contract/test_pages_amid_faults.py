@@ -40,7 +40,7 @@ _LIMITS = {
     "weir_transfer.exchange.prefix_fetcher.LONGEST_FETCH_S": 0.8,
     "weir_transfer.exchange.prefix_fetcher.LONGEST_STILL_S": 0.4,
     "weir_transfer.exchange.pages_service.LONGEST_OFFER_S": 1.0,
-    "weir_transfer.exchange.page_exchange.DEFAULT_IDLE_S": 0.3,
+    "weir_transfer.exchange.page_streams.DEFAULT_IDLE_S": 0.3,
 }
 """So that what is only found out by its time is found out soon."""
 _TRIES = 3
@@ -126,7 +126,7 @@ async def _open_world() -> AsyncIterator[World]:
         there, here = hosts
         exchange = there.service._exchange
         assert exchange is not None
-        ports: dict[_Port, int] = {"pages": split_port(there.pages_address)[1], "streams": exchange._listener.port}
+        ports: dict[_Port, int] = {"pages": split_port(there.pages_address)[1], "streams": exchange.streams.port}
         relays = {
             name: stack.enter_context(Relay("127.0.0.1", port, listen_host=_RELAY_HOST, listen_port=port))
             for name, port in ports.items()

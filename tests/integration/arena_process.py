@@ -71,6 +71,11 @@ class TransferProcess:
     def is_ready(self) -> bool:
         return self._ready_file.exists()
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """kill -9."""
         assert self._process is not None

@@ -7,7 +7,7 @@ import time
 
 from tests.simulation.campaign import can_replay, run_for, run_plan, shrink, tell, try_find
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.plan import Plan
+from tests.simulation.plan import CROSSING_ROLES, Plan
 from tests.simulation.roles import ROLES
 
 _ALL_DAY_S = 86_400.0
@@ -76,8 +76,9 @@ def _parser() -> argparse.ArgumentParser:
 def _cut(text: str) -> tuple[str, int]:
     """`prefill:12`: in its 12th write into the segment. `:0`: nobody dies."""
     role, _, write = text.partition(":")
-    if role not in ("", *ROLES) or not write.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: must be ROLE:WRITE, as prefill:12; ROLE one of {', '.join(ROLES)}")
+    roles = (*ROLES, *CROSSING_ROLES)
+    if role not in ("", *roles) or not write.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: must be ROLE:WRITE, as prefill:12; ROLE one of {', '.join(roles)}")
     return role, int(write)
 
 

@@ -19,6 +19,8 @@ from tests.simulation.run import run_seed
 
 _WORLDS_AT_A_TIME = 5
 _LAST_LINES = 120
+_EVENTS_BEHIND = 12
+"""Behind the last page that came: what was reserved becomes cached, and the offer ends."""
 
 
 def can_replay() -> bool:
@@ -40,6 +42,22 @@ def run_cuts(seed: int, roles: Sequence[str], num_processes: int) -> Iterator[Re
     assert not undisturbed.broken, tell(undisturbed)
     assert undisturbed.ends.keys() == {"FINISHED"}, undisturbed.ends
     cuts = [(role, write) for role in roles for write in range(1, undisturbed.num_writes[role] + 1)]
+    yield from _run_plans((Plan(seed, cut=cut) for cut in cuts), num_processes)
+
+
+def run_crossings(seed: int, roles: Sequence[str], num_processes: int, every: int = 1) -> Iterator[Result]:
+    """A small world for each event (or each `every`-th) of both sides of what crosses between two hosts, from its begin
+    until the last page has come and some more, in which each role of `roles` dies after it."""
+    undisturbed = list(_run_plans((Plan(seed, cut=(role, 0)) for role in roles), 1))
+    for result in undisturbed:
+        assert not result.broken, tell(result)
+        assert result.ends.keys() == {"FINISHED"}, result.ends
+    cuts = [
+        (result.plan.cut[0], num_events)
+        for result in undisturbed
+        if result.plan.cut is not None
+        for num_events in range(1, result.num_writes[result.plan.cut[0]] + _EVENTS_BEHIND, every)
+    ]
     yield from _run_plans((Plan(seed, cut=cut) for cut in cuts), num_processes)
 
 

@@ -1,12 +1,14 @@
 """The promises that hold of the stack itself: P3 all along, no defect in the log, and what must be so at the end."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.simulation.clients import BrokenPromise
+from tests.simulation.exchange import check_books, unrest_of_exchange
 from tests.simulation.loop import PROCESS
+from weir.core.errors import Unavailable
 from weir.wire.v1 import admin_pb2
 from weir_scheduler.component import SchedulerComponent
 
@@ -14,10 +16,12 @@ if TYPE_CHECKING:
     from tests.simulation.roles import Place
     from tests.simulation.world import World
 
-_EXPECTED_ERRORS = (
-    "has no lease",  # of a worker that was taken for dead, and is about to be
-    "it keeps its role",  # of a worker that had to be empty for that, and whose last hand-off had no answer
-)
+_EXPECTED_ERRORS: dict[str, type[Exception] | None] = {
+    "has no lease": None,  # of a worker that was taken for dead, and is about to be
+    "it keeps its role": None,  # of a worker that had to be empty for that, and whose last hand-off had no answer
+    "change of role to": Unavailable,  # of one whose transfer service died again and again meanwhile: it starts anew
+}
+"""By what the log says, and the error that it is about; None: about none."""
 
 
 class LogWatch(logging.Handler):
@@ -32,10 +36,17 @@ class LogWatch(logging.Handler):
         if process is not None and process.is_dead:
             return
         self._world.note_log(process, record)
-        if record.levelno >= logging.ERROR and not any(text in record.msg for text in _EXPECTED_ERRORS):
-            error = record.exc_info[1] if record.exc_info else None
+        error = record.exc_info[1] if record.exc_info else None
+        if record.levelno >= logging.ERROR and not _is_expected(record, error):
             why = f": {error!r}" if error is not None else ""
             self._world.fail(f"{process} logged {record.levelname}: {record.getMessage()}{why}", record.exc_info)
+
+
+def _is_expected(record: logging.LogRecord, error: BaseException | None) -> bool:
+    return any(
+        text in record.getMessage() and (kind is None or isinstance(error, kind))
+        for text, kind in _EXPECTED_ERRORS.items()
+    )
 
 
 @contextmanager
@@ -51,19 +62,21 @@ def logged_by(watch: logging.Handler) -> Iterator[None]:
         root.setLevel(level)
 
 
-def check_arena(place: "Place") -> None:
-    """P3: no page has two owners, none is lost, and what the tables say fits."""
+def check_arena(world: "World", place: "Place") -> None:
+    """P3: no page has two owners, none is lost, and what the tables say fits. P4: pages hold what they are named by."""
     component = place.component
     if place.process is None or component is None:
         return
     errors = place.process.context.copy().run(lambda: component.describe().integrity_errors)
     if errors:
         raise BrokenPromise(f"P3: {place.name}: {'; '.join(errors[:3])}")
+    check_books(place)
+    world.ledger.check(place)
 
 
 def try_find_unrest(world: "World") -> str:
     """What keeps the stack from being idle. Empty: nothing does."""
-    unrest = next((unrest for place in world.places if (unrest := _unrest_of(place))), "")
+    unrest = next((unrest for place in world.places if (unrest := _unrest_of(world, place))), "")
     return unrest or _strangers_to_leader(world)
 
 
@@ -77,7 +90,7 @@ _IDLE = {
 }
 
 
-def _unrest_of(place: "Place") -> str:
+def _unrest_of(world: "World", place: "Place") -> str:
     if place.process is None or place.component is None or not place.is_ready:
         return f"{place.name} is not ready"
     if place.ask_to_end is None:
@@ -88,15 +101,22 @@ def _unrest_of(place: "Place") -> str:
         return f"{place.name}: {'; '.join(errors[:3])}"
     metrics = described.metrics
     if place.role == "transfer":
-        geometry = place.host.geometry
-        num_pages, num_slots = metrics["free_pages"] + metrics["cached_pages"], metrics["free_slots"]
-        if (num_pages, num_slots) != (geometry.num_pages, geometry.num_slots):
-            return f"P3: {place.name} has {num_pages:g} of {geometry.num_pages} pages and {num_slots:g} slots"
+        return _unrest_of_arena(world, place, metrics)
     if place.role == "gateway" and not metrics["access_rules_known"]:
         return f"{place.name} lets nobody in: the answer to what it asked for the rules of access was lost"
     names = (_LEADER_IDLE if metrics["is_leader"] else ()) if place.role == "scheduler" else _IDLE[place.role]
     busy = [f"{name} {metrics[name]:g}" for name in names if metrics[name]]
     return f"{place.name} has {', '.join(busy)}" if busy else ""
+
+
+def _unrest_of_arena(world: "World", place: "Place", metrics: Mapping[str, float]) -> str:
+    geometry = place.host.geometry
+    num_pages, num_slots = metrics["free_pages"] + metrics["cached_pages"], metrics["free_slots"]
+    if (num_pages, num_slots) != (geometry.num_pages, geometry.num_slots):
+        return f"P3: {place.name} has {num_pages:g} of {geometry.num_pages} pages and {num_slots:g} slots"
+    check_arena(world, place)
+    assert place.process is not None
+    return unrest_of_exchange(place, world.threads.num_of(place.process))
 
 
 def _strangers_to_leader(world: "World") -> str:

@@ -64,15 +64,25 @@ class Outcome:
 
 
 def draw_specs(
-    rng: random.Random, num_requests: int, span_s: float, num_gateways: int, mix: frozenset[str]
+    rng: random.Random,
+    num_requests: int,
+    span_s: float,
+    num_gateways: int,
+    mix: frozenset[str],
+    *,
+    max_context: int,
+    begin_long: bool = False,
 ) -> list[RequestSpec]:
-    """Prompts share prefixes, so that pages are."""
-    texts = [tuple(rng.randrange(EOS) for _ in range(120)) for _ in range(3)]
+    """Prompts share prefixes, so that pages are. `begin_long`: enough of them to cross between hosts, and answers are
+    long enough to go on at another one."""
+    texts = [tuple(rng.randrange(EOS) for _ in range(190)) for _ in range(4 if begin_long else 3)]
+    lengths = (4, 17, 40, 60, 90) if begin_long else (1, 4, 9, 17, 24, 40)
+    beginnings = (17, 140, 150, 165, 165, 180) if begin_long else (3, 16, 17, 33, 64, 100)
     specs = []
     for index in range(num_requests):
         text = rng.choice(texts)
         prompt = (
-            *text[: rng.choice((3, 16, 17, 33, 64, 100))],
+            *text[: rng.choice(beginnings)],
             *(rng.randrange(EOS) for _ in range(rng.randrange(1, 24))),
         )
         is_kept = rng.random() < 0.5
@@ -81,7 +91,7 @@ def draw_specs(
                 name=f"request-{index}",
                 prompt=prompt,
                 seed=rng.randrange(1 << 32),
-                max_tokens=rng.choice((1, 4, 9, 17, 24, 40)),
+                max_tokens=min(rng.choice(lengths), max_context - len(prompt)),
                 lane=rng.choice(("interactive", "standard")),
                 starts_at_s=rng.random() * span_s,
                 gateway=rng.randrange(num_gateways),

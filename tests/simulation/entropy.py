@@ -14,6 +14,7 @@ from unittest import mock
 
 from tests.simulation.loop import SimLoop
 from tests.simulation.mortal import MortalSegment
+from tests.simulation.threads import SimThreads
 from weir_gateway.frontends.openapi.document import openapi_document
 from weir_scheduler.counters_store import CountersStore
 from weir_scheduler.leadership import Leadership
@@ -24,7 +25,7 @@ _document = functools.cache(openapi_document)
 
 
 @contextmanager
-def taken_from_the_world(loop: SimLoop, rng: random.Random) -> Iterator[None]:
+def taken_from_the_world(loop: SimLoop, rng: random.Random, threads: SimThreads) -> Iterator[None]:
     """One world at a time: the functions of the modules are exchanged."""
 
     def unix_s() -> float:
@@ -47,6 +48,8 @@ def taken_from_the_world(loop: SimLoop, rng: random.Random) -> Iterator[None]:
         mock.patch.object(time, "monotonic_ns", monotonic_ns),
         mock.patch.object(uuid, "uuid4", new_id),
         mock.patch.object(os, "urandom", rng.randbytes),
+        mock.patch("weir.kv.movers.pull.threading", threads),
+        mock.patch("weir.kv.movers.source.threading", threads),
         mock.patch("weir.kv.arena.segment.Segment", MortalSegment),
         mock.patch("weir.rpc.arena.lease_stream.Segment", MortalSegment),
         mock.patch("weir_gateway.frontends.http_frontend.openapi_document", _document),

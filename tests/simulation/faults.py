@@ -4,13 +4,15 @@ ISSTA 2012): what is always there hides what happens without it.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from tests.simulation.clients import BrokenPromise
+from tests.simulation.draining import EPOCH, drain_host, num_running, tell, workers_of
+from tests.simulation.exchange_faults import EXCHANGE_FAULTS
 from tests.simulation.loop import SimProcess
 from tests.simulation.roles import ROLES, Place
-from weir.bus.messages import SetDrain, SetRole, WorkerAnswer
+from weir.bus.messages import SetDrain, SetRole
 from weir.worker.process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -21,9 +23,7 @@ _MAX_TRIES = 600
 _TRY_AGAIN_S = 0.05
 _STRIKES_WITHIN_S = 5.0
 _WRITES_WITHIN_S = 1.0
-_ANSWER_S = 5.0
-_EPOCH = 1 << 40
-"""Of whoever tells workers what to do: above that of every leader."""
+_HOST_IS_DRAINED = "a host is drained"
 _Fault = Callable[["World"], Awaitable[bool]]
 """False: it had no effect."""
 
@@ -32,10 +32,14 @@ LOSSES = ("answers are lost", "messages are lost")
 RATE_KINDS = (*LOSSES, "the network is slow", "the bus is slow")
 
 
-def draw_mix(rng: random.Random) -> frozenset[str]:
-    """At least three kinds that strike."""
-    striking = rng.sample(sorted(FAULTS), rng.randrange(3, len(FAULTS) + 1))
-    return frozenset((*striking, *(kind for kind in (*CLIENT_KINDS, *RATE_KINDS) if rng.random() < 0.4)))
+def draw_mix(rng: random.Random, *, exchanges: bool) -> frozenset[str]:
+    """At least three kinds that strike. `exchanges`: pages cross between the hosts."""
+    among_hosts = (_HOST_IS_DRAINED, *EXCHANGE_FAULTS)
+    always = sorted(FAULTS.keys() - set(among_hosts))
+    striking = rng.sample(always, rng.randrange(3, len(always) + 1))
+    crossing = [kind for kind in among_hosts if exchanges and rng.random() < 0.7]
+    more = [kind for kind in (*CLIENT_KINDS, *RATE_KINDS) if rng.random() < 0.4]
+    return frozenset((*striking, *crossing, *more))
 
 
 def set_rates(world: "World") -> None:
@@ -52,15 +56,18 @@ def set_rates(world: "World") -> None:
 
 
 async def strike(world: "World", num_faults: int, span_s: float) -> None:
-    """One after the other, some at the same time as others are still on."""
+    """One after the other, some at the same time as others are still on. Those that wait for pages to cross come beside
+    the others, and early."""
     rng = world.rng
-    kinds = sorted(world.mix & FAULTS.keys())
-    times_s = sorted(rng.random() * span_s for _ in range(num_faults if kinds else 0))
+    kinds = sorted(world.mix & FAULTS.keys() - EXCHANGE_FAULTS.keys())
+    crossing = sorted(world.mix & EXCHANGE_FAULTS.keys())
+    times_s = [(rng.random() * span_s, rng.choice(kinds)) for _ in range(num_faults if kinds else 0)]
+    times_s += [(rng.random() * span_s / 2, kind) for kind in crossing]
     began_s = world.loop.time()
     under_way = []
-    for at_s in times_s:
+    for at_s, kind in sorted(times_s):
         await asyncio.sleep(max(0.0, began_s + at_s - world.loop.time()))
-        under_way.append(asyncio.ensure_future(_strike_once(world, rng.choice(kinds))))
+        under_way.append(asyncio.ensure_future(_strike_once(world, kind)))
     await asyncio.gather(*under_way)
 
 
@@ -71,8 +78,9 @@ async def _strike_once(world: "World", kind: str) -> None:
             world.struck[kind] += kind not in _IN_WRITE
             return
         await asyncio.sleep(_TRY_AGAIN_S)
-    others = sorted(world.mix & FAULTS.keys() - set(_IN_WRITE))
-    if kind in _IN_WRITE and others:  # nobody writes any more
+    waiting = (*_IN_WRITE, _HOST_IS_DRAINED)
+    others = sorted(world.mix & FAULTS.keys() - {*waiting, *EXCHANGE_FAULTS})
+    if kind in waiting and others:  # nobody writes any more, or runs
         await _strike_once(world, world.rng.choice(others))
 
 
@@ -191,11 +199,22 @@ async def _drain(world: "World") -> bool:
     place, process, component = worker
     world.begin_fault(f"{place.name} is drained")
     grace_ms = world.rng.choice((0, 300, 2000))
-    command = SetDrain(_EPOCH, is_draining=True, grace_ms=grace_ms)
-    is_drained = await _tell(world, process, lambda: component.on_drain(command))
+    command = SetDrain(EPOCH, is_draining=True, grace_ms=grace_ms)
+    is_drained = await tell(world, process, lambda: component.on_drain(command))
     await asyncio.sleep(world.rng.choice((0.1, 1.0, 3.0)))
-    await _tell(world, process, lambda: component.on_drain(SetDrain(_EPOCH, is_draining=False)))
+    await tell(world, process, lambda: component.on_drain(SetDrain(EPOCH, is_draining=False)))
     return is_drained
+
+
+async def _drain_host(world: "World") -> bool:
+    """What the workers of one run goes on at another one, where there is room."""
+    if world.exchange is None:
+        return False
+    host = world.rng.choice(world.hosts)
+    if not any(process.context.copy().run(num_running, component) for process, component in workers_of(world, host)):
+        return False
+    world.begin_fault(f"the workers of host {host.index} are drained")
+    return await drain_host(world, host, world.rng.choice((300, 2000, 4000, 4000)), world.rng.choice((0.5, 2.0, 4.0)))
 
 
 async def _change_role(world: "World") -> bool:
@@ -206,10 +225,10 @@ async def _change_role(world: "World") -> bool:
     place, process, component = worker
     other = "prefill" if place.role == "decode" else "decode"
     world.begin_fault(f"{place.name} becomes a {other} worker")
-    changes = await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, other, 500)))
+    changes = await tell(world, process, lambda: component.on_role(SetRole(EPOCH, other, 500)))
     await asyncio.sleep(world.rng.choice((0.5, 2.0, 4.0)))
     for _ in range(_MAX_TRIES):
-        await _tell(world, process, lambda: component.on_role(SetRole(_EPOCH, place.role, 500)))
+        await tell(world, process, lambda: component.on_role(SetRole(EPOCH, place.role, 500)))
         await asyncio.sleep(_TRY_AGAIN_S)
         described = component.describe()
         if process.is_dead or (described.role == place.role and not described.metrics["is_changing_role"]):
@@ -224,15 +243,6 @@ def _try_draw_worker(world: "World") -> tuple[Place, SimProcess, WorkerProcess] 
     return place, place.process, place.component
 
 
-async def _tell(world: "World", process: SimProcess, command: Callable[[], Coroutine[Any, Any, WorkerAnswer]]) -> bool:
-    """Has the process do it, and waits for a while. False: it refused, or was dead or stopped."""
-    if process.is_dead:
-        return False
-    task = world.loop.create_task(command(), context=process.context.copy())
-    await asyncio.wait([task], timeout=_ANSWER_S)
-    return task.done() and not task.result().refusal
-
-
 FAULTS: dict[str, _Fault] = {
     **{f"{role} is killed": _crash(role) for role in ROLES},
     "transfer dies in a write": _crash_in_write("transfer"),
@@ -241,8 +251,10 @@ FAULTS: dict[str, _Fault] = {
     "a process ends in order": _end_in_order,
     "a worker is drained": _drain,
     "a worker changes its role": _change_role,
+    _HOST_IS_DRAINED: _drain_host,
     "a connection is cut": _cut,
     "a way is blocked": _block,
     "NATS is away": _bus_away,
     "a process is cut off from NATS": _bus_cut_off,
+    **EXCHANGE_FAULTS,
 }

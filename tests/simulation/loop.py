@@ -72,6 +72,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.num_events = 0
         self.is_over = False
         self.after_event: Callable[[SimProcess | None], None] | None = None
+        self.run_work: Callable[[Callable[[], None]], None] = lambda work: work()
+        """What executors are given; by default in place, where it may not wait."""
         self.slow_callback_duration = float("inf")
         self.set_task_factory(_make_task)  # type: ignore[arg-type]
 
@@ -86,23 +88,18 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":  # type: ignore[override]
-        """At once, in place; the answer comes a little later, as from a thread."""
+        """Begun at once; the answer comes a little later, as from a thread."""
         del executor
         future: asyncio.Future[Any] = self.create_future()
-        try:
-            result, error = func(*args), None
-        except Exception as raised:  # noqa: BLE001 - handed to whoever awaits it
-            result, error = None, raised
 
-        def settle() -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+        def work() -> None:
+            try:
+                result, error = func(*args), None
+            except Exception as raised:  # noqa: BLE001 - handed to whoever awaits it
+                result, error = None, raised
+            self.call_later(self._rng.random() * 0.002, _settle, future, result, error)
 
-        self.call_later(self._rng.random() * 0.002, settle)
+        self.run_work(work)
         return future
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
@@ -202,6 +199,15 @@ class SimLoop(asyncio.BaseEventLoop):
             handle._scheduled = False
             if not handle._cancelled:
                 ready.append(handle)
+
+
+def _settle(future: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 class _SimTask(asyncio.Task):  # type: ignore[type-arg]

@@ -18,6 +18,8 @@ from weir.core.life import FinishReason, Phase
 from weir.engine.batching.batcher import Batcher
 from weir.kv.arena.ownership import NotOwned, OwnershipTable
 from weir.kv.messages import HandOffReceipt
+from weir.kv.movers import pull
+from weir.kv.movers.pull import PagePull
 from weir.kv.records.format import end_code_of
 from weir.kv.records.record import SequenceRecord
 from weir.rpc.arena.client import ArenaClient
@@ -29,8 +31,10 @@ from weir_gateway.requests.output import Output
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.requests.token_order import TokenOrder
 from weir_transfer.core import ArenaCore
+from weir_transfer.exchange import prefix_fetcher, sequence_fetcher
 from weir_transfer.fence import Fence
 from weir_transfer.lease_keeper import LeaseKeeper
+from weir_transfer.remote_prefixes import RemotePrefixes
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,45 @@ def _claim_all(self: ArenaCore, lease_id: int, claims: Any) -> Any:
     return ()
 
 
+class _AnyChecksum(int):
+    """Of whatever bytes, the one that was offered."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+async def _end_no_pull(pull: PagePull) -> None:
+    """Its threads go on."""
+
+
+@contextmanager
+def _pulls_go_on() -> Iterator[None]:
+    """When what they were for has ended."""
+    with (
+        mock.patch.object(prefix_fetcher, "end_pull", _end_no_pull),
+        mock.patch.object(sequence_fetcher, "end_pull", _end_no_pull),
+        mock.patch.object(PagePull, "cancel", return_value=True),
+    ):
+        yield
+
+
+def _settle_what_came(self: RemotePrefixes, reservation: Any, num_pages: int) -> None:
+    if num_pages:
+        _settle(self, reservation, num_pages)
+    else:
+        self.abandon(reservation)
+
+
+_settle = RemotePrefixes.settle
+
+
+def _count_all(self: PagePull) -> int:
+    """Pages behind one that is missing too."""
+    return len(self._here)
+
+
 MUTANTS = {
     "pages that come back before the answer to their hand-off are given to the engine": Mutant(
         _replaced(ArenaClient, "_wait_handed_off", _nothing_waited_for), "PageDefect('held already, or named twice"
@@ -209,6 +252,19 @@ MUTANTS = {
     ),
     "what a worker does not claim stays its own": Mutant(
         _replaced(ArenaCore, "_reconcile", _claim_all), "does not come to rest within 60 s: P3: transfer"
+    ),
+    "bytes that come are not compared with what was offered": Mutant(
+        _replaced(pull, "checksum_of", lambda _: _AnyChecksum()), "does not hold what"
+    ),
+    "pages are given away while they still come": Mutant(_pulls_go_on, "P4: transfer"),
+    "pages behind one that is missing count as come": Mutant(
+        _replaced(PagePull, "num_first_pages", property(_count_all)), "does not hold what"
+    ),
+    "what is reserved for pages that do not come is kept": Mutant(
+        _replaced(RemotePrefixes, "settle", _settle_what_came), "does not come to rest within 60 s: P3: transfer"
+    ),
+    "pages that were offered stay pinned": Mutant(
+        _replaced(RemotePrefixes, "unpin", lambda *_: None), "does not come to rest within 60 s: P3: transfer"
     ),
     "a gateway does not dispatch again": Mutant(
         _replaced(Driver, "_is_hopeless", lambda *_: True), "failed with UNAVAILABLE: worker decode", "decode"

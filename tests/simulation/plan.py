@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+CROSSING_ROLES = ("prefix-sender", "prefix-receiver", "sequence-sender", "sequence-receiver")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -12,7 +14,8 @@ class Plan:
     max_requests: int | None = None
     cut: tuple[str, int] | None = None
     """(role, write): in a small world without other faults, the first process of that role dies in that write into the
-    segment."""
+    segment. Of CROSSING_ROLES: in one with two hosts, between which a prefix or a running sequence crosses, that side's
+    transfer service dies so many events of both after the crossing began."""
     mutant: str = ""
     """With this defect on purpose (`tests.simulation.mutants`)."""
 
@@ -34,6 +37,8 @@ class Result:
     ends: dict[str, int] = field(default_factory=dict)
     """Of its requests: FINISHED, the code of a failure, or LEFT."""
     num_writes: dict[str, int] = field(default_factory=dict)
-    """Into segments, by the first process of each role."""
+    """Into segments, by the first process of each role; for CROSSING_ROLES, events of both sides of what crosses."""
+    crossed: dict[str, int] = field(default_factory=dict)
+    """Between hosts: transfers that were begun, and pages that came."""
     struck: dict[str, int] = field(default_factory=dict)
     """How often each kind of fault had an effect; `mix` is what could have happened."""

@@ -13,10 +13,12 @@ from opentelemetry.trace import NoOpTracer
 
 from tests.simulation.arenas import ARENA_SETTINGS, PAGE_BYTES, Host
 from tests.simulation.engine import TurnedInLoop
+from tests.simulation.exchange import PAGES_PORT, CountedFetches, PagesDialer
 from tests.simulation.grpc_client import SimChannel
 from tests.simulation.grpc_server import SimServer
 from tests.simulation.loop import PROCESS, SimProcess
 from tests.simulation.network import SimDialer
+from tests.simulation.page_streams import SimPageStreams
 from tests.unit.gateway.fake_model import VOCAB_SIZE, byte_model
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
@@ -52,6 +54,7 @@ from weir_gateway.keys.keyed_requests import KeySettings
 from weir_gateway.output_lengths import OutputLengths
 from weir_gateway.settings import GatewaySettings
 from weir_scheduler.component import SchedulerComponent, SchedulerSettings
+from weir_transfer.exchange.page_exchange import PagesPort
 from weir_transfer.prefix_events import PrefixEventPublisher
 from weir_transfer.service import TransferService
 
@@ -104,6 +107,8 @@ class Place:
     ask_to_end: Callable[[str], None] | None = None
     is_ready: bool = False
     num_starts: int = 0
+    fetches: CountedFetches | None = None
+    """Of the newest transfer service that exchanges pages."""
 
     @property
     def name(self) -> str:
@@ -228,10 +233,11 @@ async def _build_gateway(world: "World", place: Place, context: ServiceContext[A
 
 
 async def _build_scheduler(world: "World", place: Place, context: ServiceContext[Any]) -> Component:
+    limits = replace(LIMITS, page_overcommit=world.page_overcommit, placing=world.placing)
     return SchedulerComponent(
         world.connect_bus,
         context.process_id,
-        SchedulerSettings(INSTANCE, replace(LIMITS, page_overcommit=world.page_overcommit), address=place.address),
+        SchedulerSettings(INSTANCE, limits, address=place.address),
         tracer=context.tracer,
         clock=world.clock,
         request_shutdown=context.request_shutdown,
@@ -263,6 +269,13 @@ async def _build_transfer(world: "World", place: Place, context: ServiceContext[
         world.clock,
     )
     context.resources.callback(service.release)
+    if world.exchange is not None:
+        host = f"10.0.{place.host.index}.1"
+        address = f"{host}:{PAGES_PORT}"
+        context.grpc_server.add_insecure_port(address)
+        open_streams = functools.partial(SimPageStreams, world.exchange.traffic, host)
+        service.exchange_pages(PagesPort(address, PagesDialer(world.exchange), open_streams))
+        place.fetches = CountedFetches(world.exchange, service)
     service.add_to(context.grpc_server)
     return service
 

@@ -18,15 +18,14 @@ from tests.simulation.world import World
 def run_seed(plan: Plan) -> Result:
     """One world from start to end. Leaves nothing behind."""
     folder = Path(tempfile.mkdtemp(prefix="weir-simulation-", dir="/dev/shm"))
-    _collect_quietly()
-    gc.freeze()
+    gc.freeze()  # what was there before is not looked through for each world
     gc.disable()  # no `finally` runs because of when a collection happens to come
     try:
         return _run_in(plan, folder)
     finally:
-        gc.unfreeze()
         _collect_quietly()
         shutil.rmtree(folder, ignore_errors=True)
+        gc.unfreeze()
         gc.enable()
 
 
@@ -42,7 +41,7 @@ def _collect_quietly() -> None:
 
 def _run_in(plan: Plan, folder: Path) -> Result:
     world = World(plan, folder)
-    with taken_from_the_world(world.loop, world.rng):
+    with taken_from_the_world(world.loop, world.rng, world.threads):
         result = world.run()
     for host in world.hosts:
         if host.segment is not None:

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.campaign import run_cuts, run_seeds, tell
+from tests.simulation.campaign import run_crossings, run_cuts, run_seeds, tell
 from tests.simulation.clients import expected_tokens
 from tests.simulation.faults import FAULTS, LOSSES
-from tests.simulation.plan import Result
+from tests.simulation.plan import CROSSING_ROLES, Result
 from tests.unit.gateway.fake_model import VOCAB_SIZE
 from weir.core.sampling import SamplingParams
 from weir.testing.runner import reference_tokens
@@ -24,7 +24,11 @@ _LEAST_STRIKES = 20
 """Of each kind, in all worlds."""
 _LEAST_FINISHED = 0.73
 """Of all requests; others met what happened, their deadline, or their client's leave. Measured: 0.76."""
+_LEAST_CROSSED = {"prefixes": 200, "sequences": 50, "pages": 2000}
+"""Between hosts, in all worlds: transfers that were begun, and pages that came."""
 _CUT_SEED = 6
+_CROSSING_SEEDS = {"prefix": 7, "sequence": 9}
+"""Of small worlds in which one crosses."""
 
 
 def test_every_promise_is_kept_whatever_goes_wrong() -> None:
@@ -42,6 +46,8 @@ def test_every_promise_is_kept_whatever_goes_wrong() -> None:
     assert min(result.num_faults for result in results) >= _LEAST_FAULTS
     struck = sum((Counter(result.struck) for result in results), Counter[str]())
     assert {kind: struck[kind] for kind in (*FAULTS, *LOSSES) if struck[kind] < _LEAST_STRIKES} == {}
+    crossed = sum((Counter(result.crossed) for result in results), Counter[str]())
+    assert {what: crossed[what] for what, least in _LEAST_CROSSED.items() if crossed[what] < least} == {}
     ends = sum((Counter(result.ends) for result in results), Counter[str]())
     assert ends["FINISHED"] >= _LEAST_FINISHED * ends.total(), ends
 
@@ -59,6 +65,30 @@ def test_a_process_can_die_in_any_write_into_the_segment() -> None:
     assert num_cuts["transfer"] >= 200, num_cuts
     assert num_cuts["decode"] >= 100, num_cuts
     assert num_cuts["prefill"] >= 30, num_cuts
+
+
+def _check_crossings(every: int) -> None:
+    num_cuts: Counter[str] = Counter()
+    for what, seed in _CROSSING_SEEDS.items():
+        roles = (f"{what}-sender", f"{what}-receiver")
+        for result in run_crossings(seed, roles, _NUM_PROCESSES, every):
+            assert not result.broken, tell(result)
+            assert result.ends.keys() == {"FINISHED"}, tell(result)
+            assert result.plan.cut is not None
+            assert result.num_faults == 1, result.plan.cut
+            num_cuts[result.plan.cut[0]] += 1
+    assert {role: num_cuts[role] for role in CROSSING_ROLES if num_cuts[role] < 100 / every} == {}
+
+
+def test_either_side_can_die_while_pages_cross() -> None:
+    """In a small world a prefix, and then a running sequence, crosses from one host to another: no request fails for
+    the death of either transfer service, and no page is left."""
+    _check_crossings(every=5)
+
+
+@pytest.mark.long
+def test_either_side_can_die_in_any_event_while_pages_cross() -> None:
+    _check_crossings(every=1)
 
 
 def test_a_seed_is_the_same_world_each_time() -> None:

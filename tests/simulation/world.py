@@ -15,13 +15,18 @@ from tests.simulation.arenas import PAGE_BYTES, Host, Killer, ProcessHandle
 from tests.simulation.bus import SimHub
 from tests.simulation.checks import LogWatch, check_arena, logged_by, try_find_unrest
 from tests.simulation.clients import BrokenPromise, Client, Outcome, RequestSpec, draw_specs
+from tests.simulation.exchange import Exchange, PageLedger
+from tests.simulation.exchange_faults import strike_crossing
 from tests.simulation.faults import LOSSES, death_in_write, draw_mix, set_rates, strike
 from tests.simulation.loop import ProcessDied, SimLoop, SimProcess, Stuck
 from tests.simulation.network import Network
-from tests.simulation.plan import Plan, Result
-from tests.simulation.roles import MAX_CONTEXT, ROLES, Place, run_process
+from tests.simulation.page_streams import PageTraffic
+from tests.simulation.plan import CROSSING_ROLES, Plan, Result
+from tests.simulation.roles import DIGEST, MAX_CONTEXT, ROLES, Place, run_process
+from tests.simulation.threads import SimThreads
 from weir.bus.protocol import Bus
 from weir.core.process import ProcessIdentity
+from weir.scheduling.limits import PlacingLimits, RouterName
 
 _MAX_EVENTS = 250_000
 _START_S = 30.0
@@ -40,32 +45,38 @@ class World(Killer):
         shape = random.Random(plan.seed)
         self.rng = random.Random(shape.getrandbits(64))
         self._cut = plan.cut
-        self.mix = draw_mix(shape) if plan.cut is None else frozenset()
+        num_hosts, exchanges = _draw_hosts(shape, plan)
+        self.mix = draw_mix(shape, exchanges=exchanges) if plan.cut is None else frozenset()
         if plan.mix is not None:
             self.mix &= plan.mix
         self.loop = self.clock = SimLoop(self.rng, _MAX_EVENTS)
         self.loop.set_exception_handler(self._on_loop_error)
         self.network = Network(self.loop, self.rng)
+        self.threads = SimThreads(self.loop, self.rng)
+        self.loop.run_work = self.threads.run
+        self.exchange = Exchange(self, PageTraffic(self.network, self.threads, self.rng)) if exchanges else None
+        """None: the hosts have nothing to do with one another."""
         self.hub = SimHub(self.loop, self.rng)
-        self.step_s = shape.choice((0.002, 0.01, 0.03))
+        self.step_s = shape.choice((0.01, 0.03, 0.05) if exchanges else (0.002, 0.01, 0.03))
         self.plans_ahead = shape.random() < 0.25
         self.page_overcommit = shape.choice((1.0, 1.0, 2.0))
         self.swap_bytes = shape.choice((0, 0, 8 * PAGE_BYTES))
         self.hosts = [
-            Host(index, folder, shape.choice((36, 60, 120)), MAX_CONTEXT)
-            for index in range(shape.choice((1, 1, 2)) if plan.cut is None else 1)
+            Host(index, folder, shape.choice((48, 60, 120) if exchanges else (36, 60, 120)), MAX_CONTEXT)
+            for index in range(num_hosts)
         ]
-        self.places = self._draw_places(shape)
+        self.placing = _draw_placing(shape, plan.seed) if exchanges else PlacingLimits()
+        are_apart = exchanges and plan.cut is None and shape.random() < 0.3
+        self.places = self._draw_places(shape, are_apart=are_apart)
         self.struck: Counter[str] = Counter()
         """How often each kind of fault had an effect."""
         self.may_fail = False
         """Whether requests may from now on: something went wrong that was more than the one death of a cut."""
         self._num_faults_wanted = shape.randrange(3, 9) if plan.cut is None else 0
         self._span_s = shape.choice((2.0, 4.0, 8.0)) if plan.cut is None else 0.3
-        num_gateways = sum(place.role == "gateway" for place in self.places)
-        num_requests = shape.randrange(8, 17) if plan.cut is None else 4
-        specs = draw_specs(shape, num_requests, self._span_s, num_gateways, self.mix)
-        self._specs = specs[: plan.max_requests]
+        self._specs = self._draw_specs(shape, begin_long=exchanges)[: plan.max_requests]
+        self.ledger = PageLedger(DIGEST)
+        self.ledger.add(self._specs)
         self.outcomes: list[Outcome] = []
         self.story: deque[str] = deque(maxlen=_STORY_LINES)
         self.broken = ""
@@ -78,13 +89,24 @@ class World(Killer):
         self._num_writes_checked: dict[str, int] = {}
         self._clients = self._new_process("clients")
 
-    def _draw_places(self, shape: random.Random) -> list[Place]:
+    def _draw_specs(self, shape: random.Random, *, begin_long: bool) -> list[RequestSpec]:
+        num_gateways = sum(place.role == "gateway" for place in self.places)
+        num_requests = shape.randrange(8, 17) if self._cut is None else 4
+        span_s, mix = self._span_s, self.mix
+        return draw_specs(
+            shape, num_requests, span_s, num_gateways, mix, max_context=MAX_CONTEXT, begin_long=begin_long
+        )
+
+    def _draw_places(self, shape: random.Random, *, are_apart: bool) -> list[Place]:
+        """`are_apart`: the first host has prefill workers alone, the others have none."""
         counts = {"transfer": 1, "scheduler": shape.choice((1, 2)), "gateway": shape.choice((1, 2))}
         if self._cut is not None:
             counts = dict.fromkeys(ROLES, 1)
         places: list[Place] = []
         for host in self.hosts:
             for role in ("transfer", "prefill", "decode"):
+                if are_apart and role == ("decode" if host.index == 0 else "prefill"):
+                    continue
                 for _ in range(counts.get(role) or shape.choice((1, 1, 2, 3) if len(self.hosts) == 1 else (1, 1, 2))):
                     index = sum(place.role == role for place in places)
                     address = f"unix:{host.socket}" if role == "transfer" else f"10.0.{host.index}.1:{len(places)}"
@@ -171,7 +193,8 @@ class World(Killer):
 
     def is_one_host(self, one: SimProcess, other: SimProcess) -> bool:
         """Between whom no network lies: a worker and its transfer service."""
-        return any(process.name.startswith("transfer") for process in (one, other))
+        hosts = {place.host for place in self.places if place.process in (one, other)}
+        return len(hosts) == 1 and any(process.name.startswith("transfer") for process in (one, other))
 
     def gateway_address(self, number: int) -> str:
         gateways = [place for place in self.places if place.role == "gateway"]
@@ -215,6 +238,7 @@ class World(Killer):
                 gc.collect()  # those that ended with an error that nobody took say so now
             self._is_over = True
             self.loop.end()
+            self.threads.end()
         lost = dict(zip(LOSSES, (self.network.num_lost_answers, self.hub.num_lost), strict=True))
         return Result(
             self._plan,
@@ -227,7 +251,9 @@ class World(Killer):
             self.broken,
             list(self.story) if self.broken else [],
             dict(Counter(outcome.end for outcome in self.outcomes if not outcome.spec.is_probe)),
-            {one.name.split("-")[0]: one.num_writes for one in self._processes.values() if one.name.endswith("-0.1")},
+            {one.name.split("-")[0]: one.num_writes for one in self._processes.values() if one.name.endswith("-0.1")}
+            | ({} if self.exchange is None or self._cut is None else {self._cut[0]: self.exchange.num_events}),
+            {} if self.exchange is None else self.exchange.figures,
             dict(self.struck + Counter(lost)),
         )
 
@@ -238,6 +264,8 @@ class World(Killer):
         self.note("the stack is up")
         set_rates(self)
         clients = [self._start_client(spec) for spec in self._specs]
+        if self._cut is not None and self._cut[0] in CROSSING_ROLES:
+            await strike_crossing(self, *self._cut)
         await strike(self, self._num_faults_wanted, self._span_s)
         self.note("all faults have ended")
         self._heal()
@@ -257,11 +285,12 @@ class World(Killer):
         """Liveness: once all is well, what is asked is answered, at the first try."""
         shape = random.Random(self.rng.getrandbits(64))
         now_s = 0.0
-        specs = draw_specs(shape, 2, now_s, 1, frozenset())
+        specs = draw_specs(shape, 2, now_s, 1, frozenset(), max_context=MAX_CONTEXT)
         probes = [
             RequestSpec(f"probe-{i}", one.prompt, one.seed, one.max_tokens, one.lane, 0.0, i, is_probe=True)
             for i, one in enumerate(specs)
         ]
+        self.ledger.add(probes)
         await self._wait_for([self._start_client(spec) for spec in probes], _ENDS_WITHIN_S)
 
     def _start_client(self, spec: RequestSpec) -> "asyncio.Task[None]":
@@ -329,6 +358,8 @@ class World(Killer):
     def _after_event(self, process: SimProcess | None) -> None:
         pid = 0 if process is None else process.pid
         self.trace = (self.trace * 1_000_003 + int(self.loop.time() * 1e9) + pid) & 0xFFFF_FFFF_FFFF_FFFF
+        if self.exchange is not None:
+            self.exchange.after_event(process)
         if process is None or process.is_dead or not process.name.startswith("transfer"):
             return
         checked = self._num_writes_checked.get(process.name, 0)
@@ -338,7 +369,7 @@ class World(Killer):
         place = next((one for one in self.places if one.process is process), None)
         if place is not None:
             try:
-                check_arena(place)
+                check_arena(self, place)
             except BrokenPromise as error:
                 self.fail(str(error))
 
@@ -348,6 +379,20 @@ class World(Killer):
         if self._is_over or isinstance(error, ProcessDied):
             return
         self.fail(f"nobody took an error: {context['message']}: {error!r}", (type(error), error, None))
+
+
+def _draw_hosts(shape: random.Random, plan: Plan) -> tuple[int, bool]:
+    """How many, and whether they exchange pages."""
+    if plan.cut is not None:
+        return (2, True) if plan.cut[0] in CROSSING_ROLES else (1, False)
+    num_hosts = shape.choice((1, 1, 2, 2, 3))
+    return num_hosts, num_hosts > 1 and shape.random() < 0.85
+
+
+def _draw_placing(shape: random.Random, seed: int) -> PlacingLimits:
+    """Where hosts exchange pages: mostly so that many cross."""
+    routers: tuple[RouterName, ...] = ("random", "random", "estimated-ttft")
+    return PlacingLimits(router=shape.choice(routers), link_round_trip_ms=0.5, fetch_gain=0.0, seed=seed)
 
 
 _NOBODY = SimProcess("nobody", 0)

@@ -1,24 +1,25 @@
 """What passes pages between this host and others, put together: the offers, their page streams, and what is fetched."""
 
 import asyncio
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import grpc.aio
 
-from weir.kv.movers.listener import DEFAULT_IDLE_S, PageStreamListener
-from weir.kv.movers.pipes import PagePipe, TcpPipe, TlsPipe, connect_tcp, connect_tls
+from weir.kv.arena.segment import Segment
+from weir.kv.memory.device import DeviceMemory
+from weir.kv.movers.nixl import NixlAgent
 from weir.kv.movers.source import PageSource
 from weir.rpc.channel import Dialer
-from weir.rpc.identities import dns_name_of
-from weir.rpc.tls.certificates import Certificate
-from weir.rpc.tls.page_streams import check_peer, client_context, server_context
 from weir.wire.v1 import pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.exchange.arena_pulls import ArenaPulls
+from weir_transfer.exchange.nixl_sources import NixlSources
+from weir_transfer.exchange.offered_from import OfferedFrom
+from weir_transfer.exchange.page_streams import PageStreams
 from weir_transfer.exchange.pages_service import PagesService
+from weir_transfer.exchange.peer_memory import PeerMemories
 from weir_transfer.exchange.prefix_fetcher import PrefixFetcher
 from weir_transfer.exchange.running_sequences import RunningSequences
 from weir_transfer.exchange.sequence_fetcher import SequenceFetcher
@@ -28,15 +29,16 @@ from weir_transfer.remote_prefixes import RemotePrefixes
 
 @dataclass(frozen=True)
 class PagesPort:
-    """Where other hosts reach this one: `listen` and `address`, HOST:PORT, of its `Pages`; page streams have a port of
-    their own, 0: any free one. `certificate`: what this process has now; None: no TLS."""
+    """Where other hosts reach this one: `address`, HOST:PORT, of its `Pages`; page streams have a port of their own.
+    `open_streams`: has those of a source served; raises OSError. `open_memory`: maps memory of another arena's pages,
+    on a device of this machine, to read it; None: nothing is mapped. `make_agent`: by which pages are read of others,
+    and by others; raises NixlError; None: nothing is read by NIXL."""
 
-    instance: str
-    listen: str
     address: str
     dialer: Dialer
-    certificate: Callable[[], Certificate] | None
-    streams_port: int = 0
+    open_streams: Callable[[PageSource], PageStreams]
+    open_memory: Callable[[int, int], DeviceMemory] | None = None
+    make_agent: Callable[[Segment], NixlAgent] | None = None
 
 
 class PageExchange:
@@ -50,15 +52,18 @@ class PageExchange:
         port: PagesPort,
         settled: ChangeSignal,
     ) -> None:
-        rows = arena.segment.page_rows
-        self._port = port
+        rows, server = arena.segment.page_rows, arena.memory_server
         self._source = PageSource(arena.pages.read, lambda page_id: int(rows["generation"][page_id]))
-        host = port.listen.rpartition(":")[0].strip("[]")
-        self._listener = PageStreamListener(self._source, host, port.streams_port, open_pipe=self._open_pipe)
-        shown = f"{port.address.rpartition(':')[0]}:{self._listener.port}"
-        sequences = SequenceOffers(remote, running, self._source, shown)
-        self._servicer = PagesService(arena, remote, self._source, shown, settled, sequences)
-        pulls = ArenaPulls(arena, self._connect)
+        self.streams = port.open_streams(self._source)
+        shown = f"{port.address.rpartition(':')[0]}:{self.streams.port}"
+        self._nixl = None if port.make_agent is None else port.make_agent(arena.segment)
+        memory_path = "" if server is None else str(server.path)
+        from_where = OfferedFrom(shown, arena.segment.arena_id, memory_path, self._nixl)
+        sequences = SequenceOffers(remote, running, self._source)
+        self._servicer = PagesService(arena, remote, self._source, from_where, settled, sequences)
+        memories = PeerMemories(None if server is None else port.open_memory)
+        nixl = NixlSources(self._nixl, arena.segment.geometry.page_bytes, remote.count_failed_probe)
+        pulls = ArenaPulls(arena, self.streams.connect, memories, nixl)
         self.fetcher = PrefixFetcher(pulls, remote, port.dialer, settled)
         self.stager = SequenceFetcher(pulls, remote, port.dialer, settled)
 
@@ -74,21 +79,6 @@ class PageExchange:
         """From then on nobody writes into the arena's pages from elsewhere."""
         await self.fetcher.close()
         await self.stager.close()
-        await asyncio.to_thread(self._listener.close)
-
-    def _open_pipe(self, connection: socket.socket, idle_s: float) -> PagePipe:
-        if self._port.certificate is None:
-            return TcpPipe(connection, idle_s)
-        secured = server_context(self._port.certificate()).wrap_socket(connection, server_side=True)
-        try:
-            check_peer(secured, self._port.instance, "transfer")
-        except BaseException:
-            secured.close()
-            raise
-        return TlsPipe(secured, idle_s)
-
-    def _connect(self, host: str, port: int, timeout_s: float) -> PagePipe:
-        if self._port.certificate is None:
-            return connect_tcp(host, port, timeout_s, DEFAULT_IDLE_S)
-        context, name = client_context(self._port.certificate()), dns_name_of("transfer", self._port.instance)
-        return connect_tls(host, port, timeout_s, DEFAULT_IDLE_S, context, name)
+        await asyncio.to_thread(self.streams.close)
+        if self._nixl is not None:
+            await asyncio.to_thread(self._nixl.close)

@@ -17,11 +17,11 @@ from typing import Any
 import grpc.aio
 
 from weir.bus.prefix_news import MAX_FETCHED, PrefixFetched
-from weir.kv.movers.pull import PagePull, PullFailed, PullFigures, PullLimits, WantedPage
+from weir.kv.movers.pull import Pull, PullFailed, PullFigures, PullLimits, WantedPage
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.change_signal import ChangeSignal
-from weir_transfer.exchange.arena_pulls import ArenaPulls, end_pull
+from weir_transfer.exchange.arena_pulls import ArenaPulls, OpenPages, end_pull
 from weir_transfer.exchange.offer_reader import OfferReader
 from weir_transfer.remote_prefixes import RemotePrefixes, Reservation
 
@@ -44,7 +44,7 @@ class _Fetch:
     is_expected: bool
     began_s: float = field(default_factory=time.monotonic)
     round_trip_s: float = 0.0
-    pull: PagePull | None = None
+    pull: Pull | None = None
     """None: nothing was offered."""
     is_whole: bool = False
     """All that was offered came."""
@@ -136,6 +136,8 @@ class PrefixFetcher:
         num_wanted = len(fetch.reservation.hashes)
         _log.debug("%d pages of %d came from %s in %.0f ms", num_pages, num_wanted, fetch.address, 1000 * fetch.age_s)
         num_bytes, busy_s = (figures.num_bytes, figures.busy_s) if fetch.is_whole else (0, fetch.age_s)
+        if pull is not None and not fetch.is_whole:
+            self._arena.memories.doubt(fetch.address, is_wrong=pull.figures.num_wrong > 0)
         self._fetched.append(PrefixFetched(fetch.address, num_bytes, busy_s, fetch.round_trip_s))
         self._remote.settle(fetch.reservation, num_pages)
         self._remote.count_received(num_pages, figures, has_failed=fetch.has_failed and num_pages < num_wanted)
@@ -158,25 +160,26 @@ class PrefixFetcher:
             page_hashes=b"".join((*reservation.earlier_hashes, *reservation.hashes)),
             num_held_pages=len(reservation.earlier_hashes),
             is_expected=fetch.is_expected,
+            maps_memory=self._arena.memories.is_known(fetch.address),
+            reads_by_nixl=self._arena.nixl.reads,
         )
         async with self._dialer.open(fetch.address, "transfer") as channel:
             stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
             call = stub.Offer(request, timeout=LONGEST_FETCH_S)
             try:
-                await self._pull_offered(fetch, OfferReader(aiter(call)))
+                source = OpenPages(fetch.address, stub, request.maps_memory)
+                await self._pull_offered(fetch, OfferReader(aiter(call)), source)
             finally:
                 call.cancel()
 
-    async def _pull_offered(self, fetch: _Fetch, offers: OfferReader) -> None:
+    async def _pull_offered(self, fetch: _Fetch, offers: OfferReader, source: OpenPages) -> None:
         """Asks for what is offered as it comes."""
         num_wanted, is_last = 0, False
         try:
             while not is_last and (offered := await offers.try_take(LONGEST_STILL_S)) is not None:
                 if fetch.pull is None:
-                    fetch.pull, fetch.round_trip_s = (
-                        self._arena.begin(offered, PullLimits(), LONGEST_FETCH_S),
-                        fetch.age_s,
-                    )
+                    fetch.round_trip_s = fetch.age_s
+                    fetch.pull = await self._arena.begin(offered, PullLimits(), LONGEST_FETCH_S, source)
                 wanted = self._wanted(fetch.reservation, num_wanted, offered.pages)
                 if wanted:
                     fetch.pull.want(wanted)
@@ -189,7 +192,7 @@ class PrefixFetcher:
         finally:
             offers.close()
 
-    async def _finish(self, pull: PagePull, offers: OfferReader) -> None:
+    async def _finish(self, pull: Pull, offers: OfferReader) -> None:
         """Until all that was asked for is here. Raises PullFailed, AioRpcError: as soon as the offer has ended, too,
         for its pages are not kept for this any more."""
         finishing = asyncio.get_running_loop().run_in_executor(self._threads, pull.finish)
@@ -216,7 +219,8 @@ class PrefixFetcher:
         for number, (page, page_id, page_hash) in enumerate(places, start=first):
             if page.page_hash != page_hash:
                 raise ValueError(f"page {number} of the offer is {page.page_hash.hex()}, not {page_hash.hex()}")
-            wanted.append(WantedPage(number, page.generation, page.checksum, self._arena.place(page_id)))
+            place = self._arena.place(page_id)
+            wanted.append(WantedPage(number, page.generation, page.checksum, place, page_id=page.page_id))
         return wanted
 
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from weir.kv.movers.pull import PagePull, PullFailed, PullLimits, WantedPage
+from weir.kv.movers.pull import Pull, PullFailed, PullLimits, WantedPage
 from weir.kv.prefixes import split_hashes
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.change_signal import ChangeSignal
-from weir_transfer.exchange.arena_pulls import ArenaPulls, end_pull
+from weir_transfer.exchange.arena_pulls import ArenaPulls, OpenPages, end_pull
 from weir_transfer.exchange.sequence_offers import LONGEST_STAGE_S
 from weir_transfer.remote_prefixes import RemotePrefixes
 
@@ -42,7 +42,7 @@ class SequenceFetcher:
         self._dialer = dialer
         self._settled = settled
         self._num_stages = 0
-        self._pulls: set[PagePull] = set()
+        self._pulls: set[Pull] = set()
         self._is_closing = False
         self._threads = ThreadPoolExecutor(MAX_STAGES, thread_name_prefix="stage")
 
@@ -64,20 +64,23 @@ class SequenceFetcher:
             model_digest=self._arena.model_digest,
             page_bytes=self._arena.page_bytes,
             request_id=request_id,
+            maps_memory=self._arena.memories.is_known(address),
+            reads_by_nixl=self._arena.nixl.reads,
         )
         try:
             async with (
                 self._dialer.open(address, "transfer") as channel,
-                self._pulling() as pulls,
+                self._pulling(address) as pulls,
                 AsyncExitStack() as calls,
             ):
                 stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)
                 call = stub.OfferSequence(request, timeout=LONGEST_STAGE_S)
                 calls.callback(call.cancel)
+                source = OpenPages(address, stub, request.maps_memory)
                 async for offered in call:
                     hashes += split_hashes(offered.page_hashes)
                     if not pulls:
-                        pulls.append(self._begin(offered.offer))
+                        await self._begin(pulls, offered.offer, source)
                     await self._bring(pulls[0], hashes, number, offered.offer)
                     number += len(offered.offer.pages)
                     pinned += self._remote.keep(hashes, len(pinned))
@@ -87,9 +90,9 @@ class SequenceFetcher:
             self._remote.unpin(pinned)
 
     @asynccontextmanager
-    async def _pulling(self) -> AsyncIterator[list[PagePull]]:
+    async def _pulling(self, address: str) -> AsyncIterator[list[Pull]]:
         """At its end nobody writes into pages any more."""
-        pulls: list[PagePull] = []
+        pulls: list[Pull] = []
         try:
             yield pulls
         finally:
@@ -97,8 +100,10 @@ class SequenceFetcher:
                 await end_pull(pull)
                 self._pulls.discard(pull)
                 self._remote.count_pull(pull.figures)
+                if pull.figures.num_wrong:
+                    self._arena.memories.doubt(address, is_wrong=True)
 
-    async def _bring(self, pull: PagePull, hashes: list[bytes], first: int, offer: pages_pb2.OfferResponse) -> None:
+    async def _bring(self, pull: Pull, hashes: list[bytes], first: int, offer: pages_pb2.OfferResponse) -> None:
         """Pages from number `first` of the offer on, which the last of `hashes` name: those that are not here."""
         ends_at_s = time.monotonic() + _LONGEST_WAIT_S
         while self._remote.is_coming(hashes) and time.monotonic() < ends_at_s:
@@ -114,7 +119,7 @@ class SequenceFetcher:
         try:
             missing = dict(zip(reservation.hashes, reservation.page_ids, strict=True))
             wanted = [
-                WantedPage(number, page.generation, page.checksum, self._arena.place(missing[page_hash]))
+                self._want(number, page, missing[page_hash])
                 for number, (page_hash, page) in enumerate(zip(hashes[first:], offer.pages, strict=True), start=first)
                 if page_hash in missing
             ]
@@ -127,18 +132,24 @@ class SequenceFetcher:
             self._remote.settle(reservation, num_pages)
             self._remote.count_staged(num_pages)
 
-    async def _wait(self, pull: PagePull) -> None:
+    def _want(self, number: int, page: pages_pb2.OfferedPage, page_id: int) -> WantedPage:
+        place = self._arena.place(page_id)
+        return WantedPage(number, page.generation, page.checksum, place, page_id=page.page_id)
+
+    async def _wait(self, pull: Pull) -> None:
         """Until what is wanted is here. However it ends, nobody writes into those pages any more."""
+        waiting = asyncio.get_running_loop().run_in_executor(self._threads, pull.wait)
+        waiting.add_done_callback(lambda future: future.cancelled() or future.exception())  # of one that is cancelled
         try:
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, pull.wait))
+            await asyncio.shield(waiting)
         except BaseException:
             await end_pull(pull)
             raise
 
-    def _begin(self, offer: pages_pb2.OfferResponse) -> PagePull:
+    async def _begin(self, pulls: list[Pull], offer: pages_pb2.OfferResponse, source: OpenPages) -> None:
         """Raises ValueError, and PullFailed at the end."""
+        pull = await self._arena.begin(offer, _LIMITS, LONGEST_STAGE_S, source)
+        pulls.append(pull)
+        self._pulls.add(pull)
         if self._is_closing:
             raise PullFailed(_ENDS)
-        pull = self._arena.begin(offer, _LIMITS, LONGEST_STAGE_S)
-        self._pulls.add(pull)
-        return pull

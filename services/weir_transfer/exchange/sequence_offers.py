@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator
 
 from weir.core.life import Attempt
 from weir.kv.movers.frames import ID_BYTES
-from weir.kv.movers.source import OfferedPage, PageSource
+from weir.kv.movers.source import PageSource
 from weir.wire.v1 import pages_pb2
+from weir_transfer.exchange.offered_from import OfferedFrom, which_are_checked
 from weir_transfer.exchange.running_sequences import RunningSequences
 from weir_transfer.remote_prefixes import RemotePrefixes
 
@@ -22,16 +23,16 @@ _LOOK_AGAIN_S = 0.005
 class SequenceOffers:
     """Of one arena."""
 
-    def __init__(
-        self, remote: RemotePrefixes, running: RunningSequences, source: PageSource, stream_address: str
-    ) -> None:
+    def __init__(self, remote: RemotePrefixes, running: RunningSequences, source: PageSource) -> None:
         self._remote = remote
         self._running = running
         self._source = source
-        self._stream_address = stream_address
 
-    async def offer(self, request_id: str) -> AsyncGenerator[pages_pb2.OfferSequenceResponse]:
+    async def offer(
+        self, request: pages_pb2.OfferSequenceRequest, from_where: OfferedFrom
+    ) -> AsyncGenerator[pages_pb2.OfferSequenceResponse]:
         """To be closed: until then its pages are pinned."""
+        request_id = request.request_id
         transfer_id, ticket = secrets.token_bytes(ID_BYTES), secrets.token_bytes(ID_BYTES)
         loop, slot, page_ids, num_offered = asyncio.get_running_loop(), self._running.find(request_id), list[int](), -1
         ends_at_s = loop.time() + LONGEST_STAGE_S
@@ -47,24 +48,17 @@ class SequenceOffers:
                     page_ids += self._remote.pin(hashes, first)
                     # In a thread: of a long sequence it reads some hundred megabytes. And the locks on the way there
                     # order memory, so that what the record says is computed is what is read.
-                    pages = await asyncio.to_thread(self._source.append, transfer_id, page_ids[first:])
-                    yield self._offered(transfer_id, ticket, pages, hashes[first : len(page_ids)])
+                    checked = which_are_checked(first, maps_memory=request.maps_memory)
+                    pages = await asyncio.to_thread(
+                        self._source.append, transfer_id, page_ids[first:], are_checked=checked
+                    )
+                    yield pages_pb2.OfferSequenceResponse(
+                        offer=from_where.answer(transfer_id, ticket, [(page, b"") for page in pages]),
+                        page_hashes=b"".join(hashes[first : len(page_ids)]),
+                    )
                     if len(hashes) < num_full:
                         return
                 await asyncio.sleep(_LOOK_AGAIN_S)
         finally:
             self._source.withdraw(transfer_id)
             self._remote.unpin(page_ids)
-
-    def _offered(
-        self, transfer_id: bytes, ticket: bytes, pages: list[OfferedPage], hashes: tuple[bytes, ...]
-    ) -> pages_pb2.OfferSequenceResponse:
-        return pages_pb2.OfferSequenceResponse(
-            offer=pages_pb2.OfferResponse(
-                transfer_id=transfer_id,
-                ticket=ticket,
-                stream_address=self._stream_address,
-                pages=[pages_pb2.OfferedPage(generation=page.generation, checksum=page.checksum) for page in pages],
-            ),
-            page_hashes=b"".join(hashes),
-        )

@@ -81,6 +81,7 @@ RPC_CALLERS: Mapping[str, _Entry] = {
     "weir.v1.Arena/Stage": (None, _HERE),
     "weir.v1.Pages/Offer": (None, _PEER),
     "weir.v1.Pages/OfferSequence": (None, _PEER),
+    "weir.v1.Pages/Confirm": (None, _PEER),
     "grpc.health.v1.Health/Check": (_OPEN, _OPEN),
     "grpc.health.v1.Health/List": (_OPEN, _OPEN),
     "grpc.health.v1.Health/Watch": (_OPEN, _OPEN),
@@ -94,6 +95,7 @@ CERTIFIED_CALLERS: Mapping[str, frozenset[CertifiedRole]] = {
     "weir.v1.Worker/Serve": frozenset({"gateway"}),
     "weir.v1.Pages/Offer": frozenset({"transfer"}),
     "weir.v1.Pages/OfferSequence": frozenset({"transfer"}),
+    "weir.v1.Pages/Confirm": frozenset({"transfer"}),
     "weir.v1.Admin/Describe": frozenset(CERTIFIED_ROLES),  # figures alone, which a host's supervisor asks by theirs
     "weir.v1.Admin/ListSteps": _ASKING,
     "weir.v1.Admin/MapPages": _ASKING,

@@ -158,6 +158,15 @@ class PretendedPinning(PretendedMapping):
         ctypes.memmove(into, address.value, size.value)
         return 0
 
+    def cuMemcpyDtoD_v2(self, into: Any, address: Any, size: Any) -> int:  # noqa: N802
+        self.calls.append("copy")
+        ctypes.memmove(into.value, address.value, size.value)
+        return 0
+
+    def cuCtxSynchronize(self) -> int:  # noqa: N802
+        self.calls.append("wait")
+        return 0
+
     def cuMemcpyHtoD_v2(self, address: Any, data: Any, size: Any) -> int:  # noqa: N802
         self.calls.append("write")
         ctypes.memmove(address.value, data, size.value)
@@ -176,7 +185,14 @@ def test_bytes_come_from_the_device_and_go_there_through_pinned_memory() -> None
     memory.write(128, written)
     memory.read(128, read)
     assert bytes(read) == bytes(written) == bytes(library.device[128:192])
-    assert library.calls == ["context", "write", "read"]
+    assert library.calls == ["context", "write", "wait", "read"]
+
+
+def test_bytes_come_from_memory_of_another_device_and_are_here_when_it_returns() -> None:
+    library, there = PretendedPinning(), (ctypes.c_ubyte * 64)(*range(64))
+    device_memory(library).copy_from(256, ctypes.addressof(there), 64)
+    assert bytes(library.device[256:320]) == bytes(there)
+    assert library.calls == ["context", "copy", "wait"]
 
 
 def test_each_thread_has_the_context_before_it_copies() -> None:
@@ -191,7 +207,7 @@ def test_each_thread_has_the_context_before_it_copies() -> None:
         thread = threading.Thread(target=write_twice)
         thread.start()
         thread.join(10)
-    assert library.calls == ["context", "write", "write"] * 2
+    assert library.calls == ["context", "write", "wait", "write", "wait"] * 2
 
 
 def test_pinned_memory_is_used_again_once_nobody_refers_to_it_and_given_back_where_another_length_is_wanted() -> None:

@@ -44,6 +44,9 @@ class PretendedMemory:
     def write(self, offset: int, data: memoryview) -> None:
         raise NotImplementedError
 
+    def copy_from(self, offset: int, pointer: int, num_bytes: int) -> None:
+        raise NotImplementedError
+
     def close(self) -> None:
         """Nothing is mapped."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,14 +22,16 @@ from weir.kv.arena.segment import Segment, claim_segment
 from weir.kv.geometry import ArenaGeometry
 from weir.kv.memory.device import HostMemory
 from weir.kv.memory.page_access import PageAccess
-from weir.kv.memory.server import MemoryServer
+from weir.kv.memory.server import MEMORY_SOCKET, MemoryServer
 from weir.kv.records.record import SequenceParams
 from weir.kv.tiers.page_header import PageLayout
 from weir.rpc.arena.client import ArenaAccess, ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
+from weir_transfer.__main__ import make_agent
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.exchange.page_exchange import PagesPort
+from weir_transfer.exchange.page_streams import StreamsPort, TcpPageStreams
 from weir_transfer.messages import ArenaSettings
 from weir_transfer.service import TransferService
 from weir_transfer.tier_keeper import PageTier
@@ -72,13 +75,18 @@ class Host:
         shown_host: str = "127.0.0.1",
         model_digest: str = "digest",
         on_device: bool = False,
+        maps_memory: bool = False,
+        reads_by_nixl: bool = False,
         tiers: MakeTiers | None = None,
         num_pages: int = 40,
     ) -> None:
         """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `shown_host`: where
         others are told to ask for them, at the same ports; something there must pass it on. `on_device`: pages are in
-        what stands for the memory of a device. `tiers`: where pages outlive the arena."""
+        what stands for the memory of a device. `maps_memory`, `reads_by_nixl`: of other hosts, where it can. `tiers`:
+        where pages outlive the arena."""
         self._on_device = on_device
+        self._open_memory = HostMemory.open_to_read if maps_memory else None
+        self._make_agent = make_agent if reads_by_nixl else None
         self._shown_host = shown_host
         self._model_digest = model_digest
         self._geometry = replace(_GEOMETRY, num_pages=num_pages, pages_on_device=on_device)
@@ -105,8 +113,7 @@ class Host:
         if self._exchanges_pages:
             number = self._server.add_insecure_port("127.0.0.1:0")
             self.pages_address = f"{self._shown_host}:{number}"
-            port = PagesPort("test", f"127.0.0.1:{number}", self.pages_address, PlainDialer(), certificate=None)
-            self.service.exchange_pages(port)
+            self.service.exchange_pages(self._pages_port())
         if self._tiers is not None:
             layout = PageLayout(self._model_digest, _GEOMETRY.page_bytes)
             self.service.keep_pages(self._tiers(layout, arena.pages))
@@ -115,9 +122,13 @@ class Host:
         await self._server.start()
         await self.service.start()
 
+    def _pages_port(self) -> PagesPort:
+        open_streams = functools.partial(TcpPageStreams, StreamsPort("test", "127.0.0.1"))
+        return PagesPort(self.pages_address, PlainDialer(), open_streams, self._open_memory, self._make_agent)
+
     def _device_memory(self, segment: Segment) -> MemoryServer:
         num_bytes = self._geometry.page_memory_bytes
-        path = self.socket_path.with_name("memory.sock")
+        path = self.socket_path.with_name(MEMORY_SOCKET)
         return MemoryServer(path, segment.arena_id, num_bytes, HostMemory.open, HostMemory.create(num_bytes))
 
     async def stop(self) -> None:
@@ -183,13 +194,13 @@ def memory_of(client: ArenaClient) -> NDArray[np.uint8]:
 
 
 @contextlib.asynccontextmanager
-async def open_two_hosts(*, on_device: bool = False) -> AsyncIterator[list[Host]]:
-    """That exchange pages. At the end nothing is reserved or pinned at either."""
+async def open_two_hosts(**how: bool) -> AsyncIterator[list[Host]]:
+    """That exchange pages, as `how` says more. At the end nothing is reserved or pinned at either."""
     async with contextlib.AsyncExitStack() as stack:
         made = []
         for _ in range(2):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-"))
-            host = Host(Path(folder), exchanges_pages=True, on_device=on_device)
+            host = Host(Path(folder), exchanges_pages=True, **how)  # type: ignore[arg-type]
             await host.start()
             stack.push_async_callback(host.close)
             made.append(host)

@@ -273,7 +273,7 @@ async def test_page_streams_that_are_cut_meanwhile_cost_the_computation(
     want = PagePull.want
 
     def cut_and_want(self: PagePull, pages: Sequence[WantedPage]) -> None:
-        hosts[0].service._exchange._listener.close()  # type: ignore[union-attr]
+        hosts[0].service._exchange.streams.close()  # type: ignore[union-attr]
         want(self, pages)
 
     monkeypatch.setattr(PagePull, "want", cut_and_want)

@@ -221,6 +221,12 @@ class CudaMemory:
         self._driver.call("cuMemcpyHtoD_v2", c_uint64(self._pointer + offset), buffer, c_size_t(len(data)))
         self._driver.call("cuCtxSynchronize")  # of pinned memory it may return before the bytes are there
 
+    def copy_from(self, offset: int, pointer: int, num_bytes: int) -> None:
+        """What is there may be another device's: mapping it here has given this one access to it."""
+        self._enter()
+        self._driver.call("cuMemcpyDtoD_v2", c_uint64(self._pointer + offset), c_uint64(pointer), c_size_t(num_bytes))
+        self._driver.call("cuCtxSynchronize")  # it returns before the bytes are there
+
     def _enter(self) -> None:
         """A thread that has used no GPU so far has no context."""
         if not getattr(self._entered, "is_done", False):

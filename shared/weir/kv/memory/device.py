@@ -4,6 +4,7 @@ The memory is named by a file descriptor, which is passed over a Unix socket. It
 descriptor or a mapping: not with the process that made it, so pages outlive workers.
 """
 
+import ctypes
 import mmap
 import os
 import socket
@@ -47,6 +48,11 @@ class DeviceMemory(Protocol):
 
     def write(self, offset: int, data: memoryview) -> None:
         """Copies bytes to the device; kernels that begin when it has returned read them."""
+        ...
+
+    def copy_from(self, offset: int, pointer: int, num_bytes: int) -> None:
+        """Copies bytes from an address in other memory of this kind that this process maps, also of another device;
+        returns when they are here. Other threads run meanwhile."""
         ...
 
     def close(self) -> None: ...
@@ -111,6 +117,9 @@ class HostMemory:
 
     def write(self, offset: int, data: memoryview) -> None:
         np.copyto(np.frombuffer(self._mapping, np.uint8, len(data), offset), np.frombuffer(data, np.uint8))
+
+    def copy_from(self, offset: int, pointer: int, num_bytes: int) -> None:
+        ctypes.memmove(self.pointer + offset, pointer, num_bytes)
 
     def close(self) -> None:
         """Views of `buffer` keep the mapping until they are gone."""

@@ -32,6 +32,15 @@ class PagePlace(Protocol):
         """Copies a page that the host has: at once where a device reads that memory fast."""
         ...
 
+    def copy_from(self, memory: DeviceMemory, offset: int) -> None:
+        """The page is what is at `offset` there. Raises ValueError where that is beyond its end, and PageMemoryAway,
+        also where this page is not on a device."""
+        ...
+
+    def read(self) -> memoryview:
+        """The page, or a copy of it. Raises PageMemoryAway."""
+        ...
+
 
 class PageAccess(Protocol):
     """By page id. Any thread may use it, for different pages at the same time."""
@@ -61,6 +70,12 @@ class InPlace:
     def take(self, page: memoryview) -> None:
         self.memory[:] = page
 
+    def copy_from(self, memory: DeviceMemory, offset: int) -> None:
+        raise PageMemoryAway("this page is in memory of the host: nothing is copied to it from a device's")
+
+    def read(self) -> memoryview:
+        return self.memory
+
 
 class HostPageAccess:
     """`pages`: uint8 [num_pages, page_bytes]."""
@@ -89,10 +104,7 @@ class DevicePageAccess:
         self._page_bytes = page_bytes
 
     def read(self, page_id: int) -> memoryview:
-        with self.mapped() as memory:
-            copied = memory.host_buffer(self._page_bytes)
-            memory.read(page_id * self._page_bytes, copied)
-        return copied
+        return self.place(page_id).read()
 
     def place(self, page_id: int) -> PagePlace:
         return _OnDevice(self, page_id * self._page_bytes, self._page_bytes)
@@ -128,3 +140,15 @@ class _OnDevice:
     def take(self, page: memoryview) -> None:
         with self.pages.mapped() as device:
             device.write(self.offset, page)
+
+    def copy_from(self, memory: DeviceMemory, offset: int) -> None:
+        if offset + self.page_bytes > memory.num_bytes:
+            raise ValueError(f"a page at {offset}: the memory that is mapped has {memory.num_bytes} bytes")
+        with self.pages.mapped() as device:
+            device.copy_from(self.offset, memory.pointer + offset, self.page_bytes)
+
+    def read(self) -> memoryview:
+        copied = self.begin()
+        with self.pages.mapped() as device:
+            device.read(self.offset, copied)
+        return copied

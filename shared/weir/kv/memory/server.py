@@ -25,6 +25,8 @@ _REQUEST = struct.Struct("<4sB32s")
 _MAGIC = b"WPGM"
 _WANT, _OFFER = 1, 2
 _TIMEOUT_S = 5.0
+MEMORY_SOCKET = "pages.sock"
+"""Beside the transfer service's other sockets."""
 _BACKLOG = 64
 
 OpenMemory = Callable[[int, int], DeviceMemory]

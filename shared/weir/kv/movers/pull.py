@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from weir.core.life import Attempt
 from weir.kv.memory.page_access import PagePlace
@@ -34,7 +35,7 @@ _MAX_TRIES = 2
 """For the bytes of a page to be those that were offered."""
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
-_JOIN_S = 1.0
+_END_S = 1.0
 
 
 class PullFailed(Exception):
@@ -57,24 +58,28 @@ class PullLimits:
 
 @dataclass(frozen=True, slots=True)
 class WantedPage:
-    """A page of the offer by its number, what was said of it, and where it is to be."""
+    """A page of the offer by its number, what was said of it, and where it is to be. `checksum` 0: none was taken."""
 
     number: int
     generation: int
     checksum: int
     place: PagePlace
     num_tries: int = 0
+    page_id: int = 0
+    """Where it is in the source's memory, for who maps that."""
 
 
 @dataclass(slots=True)
 class PullFigures:
-    """`num_bytes`: of pages that came and were as offered. `busy_s`: while some were asked for and not here."""
+    """`num_bytes`: of pages that came and were as offered. `busy_s`: while some were asked for and not here.
+    `num_direct`: pages that were read from the source's memory."""
 
     num_pages: int = 0
     num_bytes: int = 0
     num_wrong: int = 0
     num_breaks: int = 0
     busy_s: float = 0.0
+    num_direct: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,37 @@ class PullHello:
         return pack_header(FrameHeader(FrameKind.ASK, self.transfer_id, self.attempt, num_bytes=len(raw))) + raw
 
 
+class Pull(Protocol):
+    """Of one transfer. `want` and `finish` may be called by any thread, `finish` once."""
+
+    @property
+    def figures(self) -> PullFigures: ...
+
+    @property
+    def num_first_pages(self) -> int:
+        """Of the offer, from its first page on without a gap: those that are here, also of a pull that failed."""
+        ...
+
+    def want(self, pages: Sequence[WantedPage]) -> None:
+        """Asks for them as soon as there is room, and never blocks."""
+        ...
+
+    def wait(self) -> None:
+        """Until all that was wanted so far is here. Raises PullFailed; `cancel` says whether anybody still writes."""
+        ...
+
+    def finish(self) -> PullFigures:
+        """Waits until all that was wanted is here. Raises PullFailed; nobody writes into the pages any more then,
+        unless `cancel` says otherwise."""
+        ...
+
+    def cancel(self) -> bool:
+        """Ends it. False: somebody still writes, and the pages must be given to nobody yet. May be called again."""
+        ...
+
+
 class PagePull:
-    """Of one transfer, in threads of its own. `want` and `finish` may be called by any thread, `finish` once."""
+    """`Pull` over page streams, in threads of its own."""
 
     def __init__(
         self,
@@ -168,7 +202,7 @@ class PagePull:
         return self.figures
 
     def cancel(self) -> bool:
-        """Ends the streams. False: a thread did not end in time, and the pages must be given to nobody yet. May be
+        """Ends the streams. False: a thread still has one of them, and the pages must be given to nobody yet. May be
         called again."""
         with self._changed:
             self._problem = self._problem or "cancelled"
@@ -176,11 +210,8 @@ class PagePull:
             pipes = tuple(self._pipes)
         for pipe in pipes:
             pipe.end()
-        ends_at_s = time.monotonic() + _JOIN_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, ends_at_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        with self._changed:  # a thread that still connects writes nothing: it looks for a problem before it pulls
+            return self._changed.wait_for(lambda: not self._pipes, _END_S)
 
     def _wait_here(self) -> str | None:
         """What is wrong, once nothing is missing or something is."""
@@ -203,6 +234,7 @@ class PagePull:
             finally:
                 with self._changed:
                     self._pipes.discard(stream.pipe)
+                    self._changed.notify_all()
                 stream.close()
 
     def _wait_wanted(self) -> bool:

@@ -23,6 +23,7 @@ from weir.kv.movers.frames import (
 from weir.kv.movers.pipes import Buffer, PagePipe
 
 _log = logging.getLogger(__name__)
+NO_CHECKSUM = 0
 _MAX_SENT_BYTES = 4 << 20
 """In one call to the kernel, where pages are smaller."""
 _MAX_STREAMS = 4
@@ -73,11 +74,18 @@ class PageSource:
         with self._lock:
             self._offers[transfer_id] = _Offer(attempt, ticket)
 
-    def append(self, transfer_id: bytes, page_ids: Sequence[int]) -> list[OfferedPage]:
-        """Further pages of an offer, which are sealed and pinned until it is withdrawn. Takes their checksums. Raises
-        TransferGone."""
+    def append(
+        self, transfer_id: bytes, page_ids: Sequence[int], *, are_checked: Callable[[int], bool] = lambda _: True
+    ) -> list[OfferedPage]:
+        """Further pages of an offer, which are sealed and pinned until it is withdrawn. Takes their checksums, of those
+        that `are_checked` by their index. Raises TransferGone."""
         pages = [
-            OfferedPage(page_id, self._generation_of(page_id), checksum_of(self._page(page_id))) for page_id in page_ids
+            OfferedPage(
+                page_id,
+                self._generation_of(page_id),
+                checksum_of(self._page(page_id)) if are_checked(index) else NO_CHECKSUM,
+            )
+            for index, page_id in enumerate(page_ids)
         ]
         with self._lock:
             offer = self._offers.get(transfer_id)
@@ -85,6 +93,15 @@ class PageSource:
                 raise TransferGone
             offer.pages += pages
         return pages
+
+    def holds(self, transfer_id: bytes, ticket: bytes) -> bool:
+        """Whether the offer is open, so that its pages are pinned, and each is what was offered."""
+        with self._lock:
+            offer = self._offers.get(transfer_id)
+            if offer is None or not hmac.compare_digest(offer.ticket, ticket):
+                return False
+            pages = tuple(offer.pages)
+        return all(self._generation_of(page.page_id) == page.generation for page in pages)
 
     def withdraw(self, transfer_id: bytes) -> None:
         """Ends its streams. May be called twice."""

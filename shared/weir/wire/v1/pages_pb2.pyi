@@ -29,6 +29,8 @@ class OfferRequest(_message.Message):
     PAGE_HASHES_FIELD_NUMBER: _builtins.int
     NUM_HELD_PAGES_FIELD_NUMBER: _builtins.int
     IS_EXPECTED_FIELD_NUMBER: _builtins.int
+    MAPS_MEMORY_FIELD_NUMBER: _builtins.int
+    READS_BY_NIXL_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     """Digest of the model's weights, dtype and page layout; must be this arena's."""
     page_bytes: _builtins.int
@@ -39,6 +41,10 @@ class OfferRequest(_message.Message):
     """Number of first pages that the caller has."""
     is_expected: _builtins.bool
     """A worker is about to compute it: for 3.5 seconds the offer waits for that to begin."""
+    maps_memory: _builtins.bool
+    """The caller maps the memory of this arena's pages, and copies them from there: only the first page has a checksum."""
+    reads_by_nixl: _builtins.bool
+    """The caller would read them from this arena's memory by NIXL."""
     def __init__(
         self,
         *,
@@ -47,10 +53,12 @@ class OfferRequest(_message.Message):
         page_hashes: _builtins.bytes = ...,
         num_held_pages: _builtins.int = ...,
         is_expected: _builtins.bool = ...,
+        maps_memory: _builtins.bool = ...,
+        reads_by_nixl: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_expected", b"is_expected", "model_digest", b"model_digest", "num_held_pages", b"num_held_pages", "page_bytes", b"page_bytes", "page_hashes", b"page_hashes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_expected", b"is_expected", "maps_memory", b"maps_memory", "model_digest", b"model_digest", "num_held_pages", b"num_held_pages", "page_bytes", b"page_bytes", "page_hashes", b"page_hashes", "reads_by_nixl", b"reads_by_nixl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -65,22 +73,30 @@ class OfferSequenceRequest(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     PAGE_BYTES_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MAPS_MEMORY_FIELD_NUMBER: _builtins.int
+    READS_BY_NIXL_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     """Digest of the model's weights, dtype and page layout; must be this arena's."""
     page_bytes: _builtins.int
     """Bytes of a page; must be this arena's."""
     request_id: _builtins.str
     """The request's id: its newest attempt here is meant."""
+    maps_memory: _builtins.bool
+    """As in OfferRequest."""
+    reads_by_nixl: _builtins.bool
+    """As in OfferRequest."""
     def __init__(
         self,
         *,
         model_digest: _builtins.str = ...,
         page_bytes: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        maps_memory: _builtins.bool = ...,
+        reads_by_nixl: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "page_bytes", b"page_bytes", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["maps_memory", b"maps_memory", "model_digest", b"model_digest", "page_bytes", b"page_bytes", "reads_by_nixl", b"reads_by_nixl", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -99,6 +115,10 @@ class OfferResponse(_message.Message):
     STREAM_ADDRESS_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     IS_LAST_FIELD_NUMBER: _builtins.int
+    MEMORY_SOCKET_PATH_FIELD_NUMBER: _builtins.int
+    ARENA_ID_FIELD_NUMBER: _builtins.int
+    NIXL_METADATA_FIELD_NUMBER: _builtins.int
+    NIXL_ADDRESS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.bytes
     """Names the transfer on page streams, 16 bytes."""
     ticket: _builtins.bytes
@@ -107,6 +127,14 @@ class OfferResponse(_message.Message):
     """HOST:PORT at which page streams are accepted."""
     is_last: _builtins.bool
     """No more will be offered."""
+    memory_socket_path: _builtins.str
+    """Unix socket that hands out the memory of this arena's pages, which are on a device; empty: they are not."""
+    arena_id: _builtins.str
+    """Whose memory it is."""
+    nixl_metadata: _builtins.bytes
+    """Of this arena's NIXL agent, for who reads by it; empty: it has none."""
+    nixl_address: _builtins.int
+    """Where the agent's first page is."""
     @_builtins.property
     def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___OfferedPage]:
         """The pages."""
@@ -119,10 +147,14 @@ class OfferResponse(_message.Message):
         stream_address: _builtins.str = ...,
         pages: _abc.Iterable[Global___OfferedPage] | None = ...,
         is_last: _builtins.bool = ...,
+        memory_socket_path: _builtins.str = ...,
+        arena_id: _builtins.str = ...,
+        nixl_metadata: _builtins.bytes = ...,
+        nixl_address: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_last", b"is_last", "pages", b"pages", "stream_address", b"stream_address", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_id", b"arena_id", "is_last", b"is_last", "memory_socket_path", b"memory_socket_path", "nixl_address", b"nixl_address", "nixl_metadata", b"nixl_metadata", "pages", b"pages", "stream_address", b"stream_address", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -137,26 +169,73 @@ class OfferedPage(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     PAGE_HASH_FIELD_NUMBER: _builtins.int
+    PAGE_ID_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Rises when the page is given to somebody else."""
     checksum: _builtins.int
-    """XXH3-64 of its bytes."""
+    """XXH3-64 of its bytes; 0: none was taken."""
     page_hash: _builtins.bytes
     """Content hash of the prefix up to it, as the caller asked for it, 16 bytes."""
+    page_id: _builtins.int
+    """Its place in the arena's memory, counted in pages."""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         checksum: _builtins.int = ...,
         page_hash: _builtins.bytes = ...,
+        page_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "generation", b"generation", "page_hash", b"page_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "generation", b"generation", "page_hash", b"page_hash", "page_id", b"page_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OfferedPage: _TypeAlias = OfferedPage  # noqa: Y015
+
+@_typing.final
+class ConfirmRequest(_message.Message):
+    """What was offered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.bytes
+    """Of the offer."""
+    ticket: _builtins.bytes
+    """Of the offer."""
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.bytes = ...,
+        ticket: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmRequest: _TypeAlias = ConfirmRequest  # noqa: Y015
+
+@_typing.final
+class ConfirmResponse(_message.Message):
+    """It is as it was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmResponse: _TypeAlias = ConfirmResponse  # noqa: Y015
 
 @_typing.final
 class OfferSequenceResponse(_message.Message):

@@ -45,6 +45,11 @@ class PagesStub:
                 request_serializer=weir_dot_v1_dot_pages__pb2.OfferSequenceRequest.SerializeToString,
                 response_deserializer=weir_dot_v1_dot_pages__pb2.OfferSequenceResponse.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/weir.v1.Pages/Confirm',
+                request_serializer=weir_dot_v1_dot_pages__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_pages__pb2.ConfirmResponse.FromString,
+                _registered_method=True)
 
 
 class PagesServicer:
@@ -68,6 +73,14 @@ class PagesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Confirm(self, request, context):
+        """For who has copied pages from memory that it maps: whether all that was offered is still as it was, since its call goes on.
+        NOT_FOUND: no such offer is open, or a page is not what was offered: what was copied is worth nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PagesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -80,6 +93,11 @@ def add_PagesServicer_to_server(servicer, server):
                     servicer.OfferSequence,
                     request_deserializer=weir_dot_v1_dot_pages__pb2.OfferSequenceRequest.FromString,
                     response_serializer=weir_dot_v1_dot_pages__pb2.OfferSequenceResponse.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=weir_dot_v1_dot_pages__pb2.ConfirmRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_pages__pb2.ConfirmResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +155,33 @@ class Pages:
             '/weir.v1.Pages/OfferSequence',
             weir_dot_v1_dot_pages__pb2.OfferSequenceRequest.SerializeToString,
             weir_dot_v1_dot_pages__pb2.OfferSequenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Pages/Confirm',
+            weir_dot_v1_dot_pages__pb2.ConfirmRequest.SerializeToString,
+            weir_dot_v1_dot_pages__pb2.ConfirmResponse.FromString,
             options,
             channel_credentials,
             insecure,

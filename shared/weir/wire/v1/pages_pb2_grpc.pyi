@@ -42,6 +42,10 @@ class PagesStub:
     """Offers the full pages of a sequence that runs here, with their hashes, and each further one as it is full, until the
     sequence ends or its pages cannot be shared. The first answer may have no pages. The rest is as with Offer.
     """
+    Confirm: _grpc.UnaryUnaryMultiCallable[_pages_pb2.ConfirmRequest, _pages_pb2.ConfirmResponse]
+    """For who has copied pages from memory that it maps: whether all that was offered is still as it was, since its call goes on.
+    NOT_FOUND: no such offer is open, or a page is not what was offered: what was copied is worth nothing.
+    """
 
 @_typing.type_check_only
 class PagesAsyncStub(PagesStub):
@@ -56,6 +60,10 @@ class PagesAsyncStub(PagesStub):
     OfferSequence: _aio.UnaryStreamMultiCallable[_pages_pb2.OfferSequenceRequest, _pages_pb2.OfferSequenceResponse]  # type: ignore[assignment]
     """Offers the full pages of a sequence that runs here, with their hashes, and each further one as it is full, until the
     sequence ends or its pages cannot be shared. The first answer may have no pages. The rest is as with Offer.
+    """
+    Confirm: _aio.UnaryUnaryMultiCallable[_pages_pb2.ConfirmRequest, _pages_pb2.ConfirmResponse]  # type: ignore[assignment]
+    """For who has copied pages from memory that it maps: whether all that was offered is still as it was, since its call goes on.
+    NOT_FOUND: no such offer is open, or a page is not what was offered: what was copied is worth nothing.
     """
 
 class PagesServicer(metaclass=_abc_1.ABCMeta):
@@ -80,6 +88,16 @@ class PagesServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_pages_pb2.OfferSequenceResponse], _abc.AsyncIterator[_pages_pb2.OfferSequenceResponse]]:
         """Offers the full pages of a sequence that runs here, with their hashes, and each further one as it is full, until the
         sequence ends or its pages cannot be shared. The first answer may have no pages. The rest is as with Offer.
+        """
+
+    @_abc_1.abstractmethod
+    def Confirm(
+        self,
+        request: _pages_pb2.ConfirmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pages_pb2.ConfirmResponse, _abc.Awaitable[_pages_pb2.ConfirmResponse]]:
+        """For who has copied pages from memory that it maps: whether all that was offered is still as it was, since its call goes on.
+        NOT_FOUND: no such offer is open, or a page is not what was offered: what was copied is worth nothing.
         """
 
 def add_PagesServicer_to_server(servicer: PagesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
