@@ -91,9 +91,9 @@ async def test_a_server_that_fails_a_stack_costs_it_what_it_must_compute(tmp_pat
 
 
 async def test_pages_that_left_a_device_come_back_from_memory_of_its_host(tmp_path: Path) -> None:
-    """An arena that holds one of the prompts at a time: each has made room for the next before it comes again."""
-    flags = (*TINY, "--device", "interpreter", "--max-context-tokens", "256", "--arena-bytes", "1MiB")
-    prompts = [prompt(seed, 150) for seed in (1, 2, 3)]
+    """An arena that has not room for all of the prompts: each has left it, in part at least, when it comes again."""
+    flags = (*TINY, "--device", "interpreter", "--max-context-tokens", "256", "--arena-bytes", "640KiB")
+    prompts = [prompt(seed, 150) for seed in (1, 2, 3, 4, 5)]
     with Stack(tmp_path / "run", flags=(*flags, "--page-memory-bytes", "64MiB")) as stack:
         num_pages = 150 // PAGE_TOKENS
         computed = []
@@ -107,6 +107,6 @@ async def test_pages_that_left_a_device_come_back_from_memory_of_its_host(tmp_pa
         assert told(stack, "memory_loaded_pages_total") == 0
         again = [record for ids in prompts for record in await answers(stack, [ids])]
         assert seen(again) == seen(computed)
-        assert told(stack, "memory_loaded_pages_total") >= len(prompts) * (num_pages - 1)
+        assert told(stack, "memory_loaded_pages_total") >= 4 * len(prompts), "no load is of fewer"
         assert stack.metric("transfer", "prefix_evicted_pages_total") > 0
         assert stack.integrity_errors() == []
