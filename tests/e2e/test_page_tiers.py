@@ -24,8 +24,7 @@ def told(stack: Stack, name: str) -> float:
 
 def stored_in(server: ValkeyServer) -> dict[str, bytes]:
     """Headers and bytes of pages, by their hash."""
-    keys = list(server.client.scan_iter("weir:page:*"))
-    return {key.decode().rpartition(":")[2]: server.client.get(key) for key in keys}
+    return {key.rpartition(":")[2]: raw for key, raw in server.pages().items()}
 
 
 def stored_in_files(folder: Path) -> dict[str, bytes]:
@@ -79,7 +78,7 @@ async def test_a_server_that_fails_a_stack_costs_it_what_it_must_compute(tmp_pat
             if fault == "killed":
                 server.kill()
             else:
-                for key, raw in [(key, server.client.get(key)) for key in server.client.scan_iter("weir:page:*")]:
+                for key, raw in server.pages().items():
                     server.client.set(key, raw[: len(raw) // 2] + b"\xff" + raw[len(raw) // 2 + 1 :])
             assert seen(await answers(stack, prompts)) == seen(computed)
             assert told(stack, "valkey_loaded_pages_total") == 0
