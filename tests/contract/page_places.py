@@ -97,7 +97,7 @@ class ValkeyPlace:
     full_share = 1.0
 
     def __init__(self, server: ValkeyServer) -> None:
-        self._client, self._url = server.client, server.url
+        self._server, self._client, self._url = server, server.client, server.url
         self._closing = ExitStack()
 
     def __enter__(self) -> Self:
@@ -113,10 +113,10 @@ class ValkeyPlace:
         return store
 
     def stored(self, foreign_to: PageLayout | None = None) -> dict[bytes, bytes]:
-        own = LAYOUT.digest.hex().encode()
-        keys = [key for key in self._client.scan_iter() if (key.split(b":")[2] == own) == (foreign_to is None)]
-        values = self._client.mget(keys) if keys else []
-        return {bytes.fromhex(key.split(b":")[3].decode()): raw for key, raw in zip(keys, values, strict=True)}
+        own = LAYOUT.digest.hex()
+        pages = {tuple(key.split(":")[2:]): raw for key, raw in self._server.pages().items()}
+        wanted = {name: raw for (digest, name), raw in pages.items() if (digest == own) == (foreign_to is None)}
+        return {bytes.fromhex(name): raw for name, raw in wanted.items()}
 
     def overwrite(self, page_hash: bytes, raw: bytes) -> None:
         self._client.set(self._key_of(page_hash), raw)

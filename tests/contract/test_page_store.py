@@ -299,12 +299,12 @@ def test_shared_stores(name: str, request: pytest.FixtureRequest) -> None:
     """Whatever two stores do, and whoever harms what lies there."""
     with tempfile.TemporaryDirectory() as folder:
 
-        def make() -> SharedStores:
-            return SharedStores(open_place(name, Path(tempfile.mkdtemp(dir=folder)), request))
+        class Opened(SharedStores):
+            def __init__(self) -> None:
+                super().__init__(open_place(name, Path(tempfile.mkdtemp(dir=folder)), request))
 
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            make, settings=settings(max_examples=25, stateful_step_count=25, deadline=None)
-        )
+        few = settings(max_examples=25, stateful_step_count=25, deadline=None)
+        run_state_machine_as_test(Opened, settings=few)
 
 
 _HAMMER = """

@@ -77,12 +77,12 @@ def test_one_that_died_is_not_asked_again_until_it_is_tried(tmp_path: Path, cloc
 def test_one_that_is_not_there_at_the_start_is_found_later(tmp_path: Path, clock: ManualClock) -> None:
     server = ValkeyServer(tmp_path)
     store = open_store(server, clock)
-    assert store.is_away
+    seen = [store.is_away]
     try:
         server.start()
         clock.advance(1.0)
         put(store, HASHES[0])
-        assert not store.is_away
+        assert [*seen, store.is_away] == [True, False]
         assert got(store, HASHES[0]) == page_of(HASHES[0])
     finally:
         store.close()

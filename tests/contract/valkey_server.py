@@ -74,6 +74,12 @@ class ValkeyServer:
         assert self._running is not None
         self._running.send_signal(signal.SIGCONT)
 
+    def pages(self) -> dict[str, bytes]:
+        """What lies under the keys of pages, of whatever layout."""
+        keys = [str(key, "ascii") for key in self.client.scan_iter("weir:page:*")]
+        values = self.client.mget(keys) if keys else []
+        return {key: value for key, value in zip(keys, values, strict=True) if isinstance(value, bytes)}
+
     def set(self, name: str, value: str) -> None:
         self.client.config_set(name, value)
 

@@ -24,8 +24,7 @@ def told(stack: Stack, name: str) -> float:
 
 def stored_in(server: ValkeyServer) -> dict[str, bytes]:
     """Headers and bytes of pages, by their hash."""
-    keys = list(server.client.scan_iter("weir:page:*"))
-    return {key.decode().rpartition(":")[2]: server.client.get(key) for key in keys}
+    return {key.rpartition(":")[2]: raw for key, raw in server.pages().items()}
 
 
 def stored_in_files(folder: Path) -> dict[str, bytes]:
@@ -79,7 +78,7 @@ async def test_a_server_that_fails_a_stack_costs_it_what_it_must_compute(tmp_pat
             if fault == "killed":
                 server.kill()
             else:
-                for key, raw in [(key, server.client.get(key)) for key in server.client.scan_iter("weir:page:*")]:
+                for key, raw in server.pages().items():
                     server.client.set(key, raw[: len(raw) // 2] + b"\xff" + raw[len(raw) // 2 + 1 :])
             assert seen(await answers(stack, prompts)) == seen(computed)
             assert told(stack, "valkey_loaded_pages_total") == 0
@@ -91,9 +90,9 @@ async def test_a_server_that_fails_a_stack_costs_it_what_it_must_compute(tmp_pat
 
 
 async def test_pages_that_left_a_device_come_back_from_memory_of_its_host(tmp_path: Path) -> None:
-    """An arena that holds one of the prompts at a time: each has made room for the next before it comes again."""
-    flags = (*TINY, "--device", "interpreter", "--max-context-tokens", "256", "--arena-bytes", "1MiB")
-    prompts = [prompt(seed, 150) for seed in (1, 2, 3)]
+    """An arena that has not room for all of the prompts: each has left it, in part at least, when it comes again."""
+    flags = (*TINY, "--device", "interpreter", "--max-context-tokens", "256", "--arena-bytes", "640KiB")
+    prompts = [prompt(seed, 150) for seed in (1, 2, 3, 4, 5)]
     with Stack(tmp_path / "run", flags=(*flags, "--page-memory-bytes", "64MiB")) as stack:
         num_pages = 150 // PAGE_TOKENS
         computed = []
@@ -107,6 +106,6 @@ async def test_pages_that_left_a_device_come_back_from_memory_of_its_host(tmp_pa
         assert told(stack, "memory_loaded_pages_total") == 0
         again = [record for ids in prompts for record in await answers(stack, [ids])]
         assert seen(again) == seen(computed)
-        assert told(stack, "memory_loaded_pages_total") >= len(prompts) * (num_pages - 1)
+        assert told(stack, "memory_loaded_pages_total") >= 4 * len(prompts), "no load is of fewer"
         assert stack.metric("transfer", "prefix_evicted_pages_total") > 0
         assert stack.integrity_errors() == []
