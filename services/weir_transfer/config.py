@@ -82,9 +82,7 @@ class TransferConfig(ServiceConfig):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
         if self.page_mover == "nixl":
-            check_extra("nixl", "page_mover nixl")
-            if self.device != "cpu":
-                raise ValueError("page_mover nixl: pages on a device are not read by NIXL; leave it at streams")
+            self._check_nixl()
         if self.pages_listen:
             self.check_safe("pages_listen", self.pages_listen)
         if self.page_files_dir and not self.prefix_cache:
@@ -102,6 +100,16 @@ class TransferConfig(ServiceConfig):
         explicit = (self.page_bytes > 0, bool(self.model_digest))
         if any(explicit) and not (all(explicit) and self.max_context_tokens):
             raise ValueError("page_bytes and model_digest: give both, and max_context_tokens with them, or neither")
+
+    def _check_nixl(self) -> None:
+        check_extra("nixl", "page_mover nixl")
+        if self.device != "cpu":
+            raise ValueError("page_mover nixl: pages on a device are not read by NIXL; leave it at streams")
+        if not self.insecure_listen:
+            raise ValueError(
+                "page_mover nixl: whoever reaches its ports, which have no TLS, can read the arena; set "
+                "insecure_listen where the network between the processes is private, or leave it at streams"
+            )
 
     @property
     def num_descriptors(self) -> int:

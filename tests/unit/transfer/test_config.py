@@ -1,10 +1,13 @@
 """What the transfer service takes from the model, and what its settings may give instead."""
 
+import sys
+
 import pytest
 
 from weir.model.errors import ModelError
 from weir.model.files.dummy import MODEL_SHAPES
 from weir.model.precision import page_geometry
+from weir.runtime.config import ConfigError
 from weir_transfer.config import TransferConfig, with_model_shape
 
 TINY = TransferConfig(load="dummy", model_shape="tiny")
@@ -39,26 +42,15 @@ def test_a_longer_context_than_the_models_is_refused() -> None:
         with_model_shape(config)
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"page_bytes": 4096}, "page_bytes and model_digest: give both"),
-        ({"page_bytes": 4096, "model_digest": "ab"}, "and max_context_tokens with them"),
-        ({"model_digest": "ab", "max_context_tokens": 64}, "page_bytes and model_digest: give both"),
-        ({"arena_bytes": -1}, "arena_bytes -1: must be at least 0"),
-        ({"workers_on_machine": 0}, r"workers_on_machine 0: must be in \[1, 256\]"),
-        ({"max_context_tokens": -1}, "max_context_tokens -1: must not be negative"),
-        ({"page_files_dir": "/p", "prefix_cache": False}, "page_files_dir '/p': needs prefix_cache"),
-        ({"page_files_min_uses": 0}, "page_files_min_uses 0: must be at least 1"),
-        ({"load": "dummy"}, "load 'dummy': needs a model_shape"),
-        ({"model_shape": "tiny"}, "model_shape 'tiny': is for load 'dummy' only"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        TransferConfig(**settings)  # type: ignore[arg-type]
+def test_nixl_is_for_memory_of_the_host_in_a_private_network() -> None:
+    with pytest.raises(ValueError, match="whoever reaches its ports, which have no TLS, can read the arena"):
+        TransferConfig(page_mover="nixl")
+    with pytest.raises(ValueError, match="pages on a device are not read by NIXL"):
+        TransferConfig(page_mover="nixl", device="cuda", insecure_listen=True)
+    assert TransferConfig(page_mover="nixl", insecure_listen=True).page_mover == "nixl"
 
 
-def test_what_is_given_is_not_read_from_the_model() -> None:
-    given = TransferConfig(model="no/such/model", page_bytes=4096, max_context_tokens=64, model_digest="ab")
-    assert with_model_shape(given) == given
+def test_nixl_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl_cu12", None)
+    with pytest.raises(ConfigError, match=r"needs nixl_cu12, .*weir-llm\[nixl\]"):
+        TransferConfig(page_mover="nixl", insecure_listen=True)
