@@ -94,9 +94,7 @@ class TransferConfig(ServiceConfig):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
         if self.page_mover == "nixl":
-            check_extra("nixl", "page_mover nixl")
-            if self.device != "cpu":
-                raise ValueError("page_mover nixl: pages on a device are not read by NIXL; leave it at streams")
+            self._check_nixl()
         if self.pages_listen:
             self.check_safe("pages_listen", self.pages_listen)
         self._check_tiers()
@@ -126,6 +124,16 @@ class TransferConfig(ServiceConfig):
             raise ValueError(
                 f"page_valkey_url {str(address)!r}: pages can be turned back into text, and would cross the network "
                 "unencrypted; give rediss://, or set insecure_listen where that network is private"
+            )
+
+    def _check_nixl(self) -> None:
+        check_extra("nixl", "page_mover nixl")
+        if self.device != "cpu":
+            raise ValueError("page_mover nixl: pages on a device are not read by NIXL; leave it at streams")
+        if not self.insecure_listen:
+            raise ValueError(
+                "page_mover nixl: whoever reaches its ports, which have no TLS, can read the arena; set "
+                "insecure_listen where the network between the processes is private, or leave it at streams"
             )
 
     @property

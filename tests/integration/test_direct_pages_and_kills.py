@@ -41,7 +41,7 @@ def worker() -> Iterator[ProcessIdentity]:
         assert sleeper.poll() is None, "nobody had a reason to kill it"
 
 
-_HOW = {"mapped": {"device": "interpreter"}, "NIXL": {"page-mover": "nixl"}}
+_HOW = {"mapped": {"device": "interpreter"}, "NIXL": {"page-mover": "nixl", "insecure-listen": "true"}}
 
 
 @pytest.fixture(params=_HOW)
