@@ -1,4 +1,4 @@
-"""Bounds of workers that a tuner keeps, or tries: under whatever an operator has set by hand, which it never touches."""
+"""Bounds of workers that a tuner keeps, or tries: under what an operator has set by hand, which it never touches."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ class TunedLimits:
     """Dotted keys (`workers.decode.max_num_seqs`) and their values in TOML. What is tried is of single workers by their
     ids, which no later life of a worker has."""
 
-    def __init__(self) -> None:
-        self.kept: dict[str, str] = {}
+    def __init__(self, kept: Mapping[str, str] | None = None) -> None:
+        self.kept = dict(kept or {})
         self.trial: dict[str, str] = {}
 
     def check_keys(self, changes: Sequence[tuple[str, str]], by_hand: CoreLimits, *, is_trial: bool) -> None:
-        """Raises InvalidRequest for what is no bound, and for what `by_hand`, the limits without these, says already."""
+        """Raises InvalidRequest for what is no bound, and for what `by_hand`, the limits without these, says."""
         for key, _ in changes:
             match key.split("."):
                 case ["workers", name, bound] if bound in BOUNDS:
@@ -36,9 +36,10 @@ class TunedLimits:
                 case _:
                     raise _bad(key, f"cannot be tuned; give workers.NAME.BOUND, with one of {', '.join(BOUNDS)}")
 
-    def under(self, overrides: Mapping[str, str]) -> Mapping[str, str]:
-        """What is in force over the file: kept, then by hand, then tried."""
-        return self.kept | overrides | self.trial
+    def under(self, overrides: Mapping[str, str]) -> dict[str, str]:
+        """What is in force over the file: kept, then by hand, then tried. A 0 by hand gives a bound back."""
+        by_hand = {key: value for key, value in overrides.items() if not (key in self.kept and value.strip() == "0")}
+        return self.kept | by_hand | self.trial
 
 
 def _set_by_hand(limits: CoreLimits, name: str, bound: str, *, is_trial: bool) -> Iterator[str]:

@@ -4,11 +4,21 @@ Workers are about as fast as a small model's on processor cores, so that some th
 they do on fast ones with many more.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
 
+from weir.cli import EXIT_USAGE
+from weir.cli.console import fail
 from weir.core.cost import StepCost
 from weir.planner.observation import Role
 from weir.planner.tuning.observation import TuningTick
@@ -23,7 +33,7 @@ from weir.sim.spec import LinkSpec, SystemSpec
 from weir.sim.tuning import TuningSpec
 from weir.sim.workloads.workload import Lengths, Workload, draw, poisson
 
-_TICK_S = 2.0
+_TICK_S = 1.0
 _MOST_SEQS, _MOST_TOKENS = 64, 2048
 _NUM_LENGTHS = 4096
 _PROFILE = CostProfile(
@@ -51,8 +61,8 @@ class TuningLoad:
     mean_prompt: float
     mean_output: float
     system: SystemSpec
-    span_s: float = 1500.0
-    window_s: float = 10.0
+    span_s: float = 750.0
+    window_s: float = 5.0
 
     def make(self, seed: int) -> Workload:
         """Exponential lengths, Poisson arrivals."""
@@ -88,7 +98,7 @@ def tuning_loads() -> tuple[TuningLoad, ...]:
     slo = Slo(ttft_s=8.0, tpot_s=0.080)
     seqs = Knob("decode", "max_num_seqs", 2, _MOST_SEQS)
     tokens = Knob("prefill", "max_num_batched_tokens", 64, _MOST_TOKENS)
-    fixed = (2, 4, 6, 8, 11, 13, 15, 16, 18, 23, 32, 64)
+    fixed = (8, 11, 13, 15, 16, 18)
     return (
         TuningLoad(
             "small",
@@ -120,7 +130,7 @@ def tuning_loads() -> tuple[TuningLoad, ...]:
             Slo(ttft_s=6.0, tpot_s=0.120),
             tokens,
             64,
-            (64, 91, 128, 181, 256, 362, 512, 724, 1024, 2048),
+            (128, 256, 512, 1024, 2048),
             7.2,
             800,
             12,
@@ -207,3 +217,67 @@ def _outcome(load: TuningLoad, outcomes: Sequence[RequestOutcome]) -> TuningOutc
     num_met = sum(load.slo.is_met_by(one) for one in late)
     all_share = sum(load.slo.is_met_by(one) for one in outcomes) / len(outcomes)
     return TuningOutcome(num_met / len(late), num_met / (end_s / 3), all_share)
+
+
+def _run(task: tuple[str, int, int]) -> TuningOutcome:
+    """Of a load, a seed and a fixed value; 0: the tuner."""
+    name, seed, value = task
+    load = next(load for load in tuning_loads() if load.name == name)
+    return run_fixed(load, value, seed) if value else run_tuned(load, seed)
+
+
+def tuning(
+    names: Annotated[list[str] | None, typer.Argument(help="Loads. All.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100)] = 5,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Runs side by side.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Also write every run into this JSON file.")] = None,
+) -> None:
+    """The tuner from bad starts beside fixed settings; medians over seeds.
+
+    \b
+    python -m benchmarks.planner.tuning --out tuning.json
+    """
+    chosen = [load for load in tuning_loads() if not names or load.name in names]
+    if not chosen:
+        fail(f"loads: {', '.join(load.name for load in tuning_loads())}", code=EXIT_USAGE)
+    tasks = [(load.name, seed, value) for seed in range(seeds) for load in chosen for value in (0, *load.fixed)]
+    found: dict[tuple[str, int, int], TuningOutcome] = {}
+    with ProcessPoolExecutor(processes) as executor:
+        for task, outcome in zip(tasks, executor.map(_run, tasks), strict=True):
+            found[task] = outcome
+            line = f"{task[0]}, seed {task[1]}, {task[2] or 'tuner'}: {outcome.late_share:.1%} late"
+            Console(stderr=True, highlight=False).print(line, markup=False)
+            if out is not None:
+                out.write_text(json.dumps([[*task, asdict(outcome)] for task, outcome in found.items()], indent=1))
+    console = Console(highlight=False, width=120)
+    for load in chosen:
+        console.print(f"{load.name}: {load.about}; {seeds} seeds, median (least to most)", markup=False)
+        console.print(_table(load, seeds, found))
+
+
+def _table(load: TuningLoad, seeds: int, found: Mapping[tuple[str, int, int], TuningOutcome]) -> Table:
+    table = Table("setting", "met in the last third", "of the best fixed", "met in all", "windows", "on bad canaries")
+    tuned = [found[load.name, seed, 0] for seed in range(seeds)]
+    best = [max(found[load.name, seed, value].late_share for value in load.fixed) for seed in range(seeds)]
+    for value in (0, *load.fixed):
+        outcomes = [found[load.name, seed, value] for seed in range(seeds)]
+        ratios = [one.late_share / most for one, most in zip(outcomes, best, strict=True)]
+        row = [_spread([one.late_share for one in outcomes], "%"), _spread(ratios, "%")]
+        row.append(_spread([one.all_share for one in outcomes], "%"))
+        if value == 0:
+            row += [_spread([one.num_windows for one in tuned], ""), _spread([one.bad_share for one in tuned], "%")]
+        ends = ", ".join(str(one.value) for one in tuned)
+        table.add_row(f"tuner from {load.start}, to {ends}" if value == 0 else str(value), *row)
+    return table
+
+
+def _spread(values: Sequence[float], unit: str) -> str:
+    form = "{:.1%}" if unit else "{:.0f}"
+    middle, low, high = (form.format(value) for value in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command()(tuning)
+    app(prog_name="python -m benchmarks.planner.tuning")

@@ -108,7 +108,7 @@ class LimitChange(_message.Message):
     was: _builtins.str
     """In TOML. Absent: what the key is about was not there, such as a tenant without limits of its own."""
     now: _builtins.str
-    """In TOML."""
+    """In TOML. Empty: nothing any more, as of what was tried."""
     def __init__(
         self,
         *,
