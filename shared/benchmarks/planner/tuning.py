@@ -189,8 +189,11 @@ class _Recorder:
 
 def run_fixed(load: TuningLoad, value: int, seed: int) -> TuningOutcome:
     """All the time the same."""
+    is_seqs = load.knob.bound == "max_num_seqs"
+    num_seqs, num_tokens = (value, _MOST_TOKENS) if is_seqs else (_MOST_SEQS, value)
     pools = tuple(
-        replace(pool, **{load.knob.bound: value}) if pool.role == load.knob.role else pool for pool in load.system.pools
+        replace(pool, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens) if pool.role == load.knob.role else pool
+        for pool in load.system.pools
     )
     result = simulate(replace(load.system, pools=pools), load.make(seed), limits=load.limits)
     return _outcome(load, result.outcomes)

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from weir.cli.planner.page import PlannerPage
     from weir.planner.observation import Pools
 
-Mode = Literal["advise", "switch", "scale"]
+Mode = Literal["advise", "switch", "scale", "tune"]
 
 
 def planner(
     mode: Annotated[
         Mode,
         typer.Argument(
-            help="advise: says what it would do. switch: changes roles too. scale: numbers for autoscalers."
+            help="advise: says what it would do. switch: changes roles too. scale: numbers for autoscalers. "
+            "tune: bounds of workers, not their number."
         ),
     ] = "advise",
     ttft_ms: Annotated[float, typer.Option(min=1, help="SLO: time to first token.")] = 2000.0,
@@ -46,6 +47,16 @@ def planner(
     profile: Annotated[str, typer.Option(help="Cost profile, as of `weir plan`. Empty: as workers measure.")] = "",
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="Page of metrics. 0: none.")] = 0,
     metrics_host: Annotated[str, typer.Option(help="Where that page is.")] = "127.0.0.1",
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With tune: ROLE.BOUND=LOW,HIGH, such as decode.max_num_seqs=4,32; of each bound it may move."
+        ),
+    ] = None,
+    canary_share: Annotated[float, typer.Option(help="With tune: of the workers of a role, to try on.")] = 0.25,
+    max_error: Annotated[float, typer.Option(help="With tune: how often no gain is taken for one.")] = 0.05,
+    apply: Annotated[bool, typer.Option("--apply", help="With tune: also do it.")] = False,
+    revert: Annotated[bool, typer.Option("--revert", help="With tune: take back all that was tuned, and end.")] = False,
     num_looks: Annotated[int, typer.Option(min=0, help="End after so many. 0: never.")] = 0,
     gateway: Annotated[
         list[str] | None, typer.Option(help="http://HOST:PORT of a gateway; of each, where several.")
@@ -65,7 +76,23 @@ def planner(
     weir planner --ttft-ms 1000 --itl-ms 100
     weir planner switch --metrics-port 9464
     weir planner scale --metrics-port 9464 --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051
+    weir planner tune --tune decode.max_num_seqs=4,32 --apply
+    weir planner tune --revert
     """
+    if mode == "tune":
+        from weir.cli.planner.tune_command import TuneArgs, revert_tuned, tune_stack
+
+        schedulers = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
+        if revert:
+            revert_tuned(schedulers)
+            return
+        urls, _ = options.find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
+        shares = (attainment, canary_share, max_error)
+        args = TuneArgs(urls, api_key, schedulers, tuple(tune or ()), (ttft_ms / 1e3, itl_ms / 1e3), shares, window_s)
+        tune_stack(args, tick_s, lambda step: _run(step, tick_s, num_looks), _print_line, acts=apply)
+        return
+    if tune or apply or revert:
+        fail("--tune, --apply and --revert go with the mode tune", code=EXIT_USAGE)
     from weir.planner.settings import PlannerSettings
     from weir.sim.profile import load_profile
 

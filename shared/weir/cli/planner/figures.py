@@ -50,6 +50,11 @@ class Figures:
         except FiguresMissing:
             return None
 
+    def of_process(self, name: str, process: str) -> float | None:
+        """None: it does not show that."""
+        found = (value for labels, value in self.series.get(name, {}).items() if ("process", process) in labels)
+        return next(found, None)
+
     def grown(self, before: "Figures", name: str) -> dict[Labels, float]:
         """Of counters that both looks have: a process that came between has nothing to compare with."""
         old = before.series.get(name, {})
