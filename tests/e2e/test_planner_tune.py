@@ -28,8 +28,10 @@ LONG_S = 200.0
 TICK_S = 1.0
 BOUND = "workers.decode.max_num_seqs"
 KNOB = "decode.max_num_seqs=2,8"
-SETTINGS = TunerSettings((parse_knob(KNOB),), 60.0, 5.0, window_s=2.0, max_error=0.2, min_tokens=1)
-"""Surer than this it would be after some windows more; the test is about what is done then."""
+SETTINGS = TunerSettings(
+    (parse_knob(KNOB),), 60.0, 5.0, window_s=2.0, max_error=0.4, min_tokens=1, check_windows=1, retry_windows=5
+)
+"""Surer than this it would be after some windows more; the test is about what is done then, whatever the noise."""
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +72,14 @@ class LiveTuner:
         self._loop = TuneLoop(pages, client, Tuner(SETTINGS), log, TICK_S, acts=True)
         self._stack = stack
 
-    async def until(self, event: str, num: int = 1) -> dict[str, Any]:
-        """Looks until so many of them were told; returns the last."""
+    async def until(self, event: str) -> dict[str, Any]:
+        """Looks until it is told anew."""
+        told = len(self.lines)
         async with asyncio.timeout(LONG_S):
-            while len(found := [line for line in self.lines if line["event"] == event]) < num:
+            while not (found := [line for line in self.lines[told:] if line["event"] == event]):
                 await asyncio.to_thread(self._loop.step)
                 await asyncio.sleep(TICK_S)
-        return found[-1]
+        return found[0]
 
 
 async def test_a_bound_that_is_too_low_is_raised_on_a_canary_then_on_all_and_a_dead_tuner_leaves_no_trial(
@@ -96,10 +99,12 @@ async def test_a_bound_that_is_too_low_is_raised_on_a_canary_then_on_all_and_a_d
             assert advised["value"] == first["value"] == 4
             assert dict(client.describe().trial) == {f"workers.{canary}.max_num_seqs": "4"}
             kept = await tuner.until("tune_keep")
-            assert (kept["value"], kept["cause"]) == (4, "better")
-            assert kept["figures"]["canary_tokens_a_s"] > kept["figures"]["rest_tokens_a_s"]
-            await tuner.until("tune_try", 2)
+            assert kept["cause"] == "better"
+            assert kept["figures"]["evidence"] >= kept["figures"]["evidence_needed"]
+            assert dict(client.describe().tuned) == {BOUND: str(kept["value"])}
+            await tuner.until("tune_try")
             assert client.describe().trial
+            in_force = dict(client.describe().tuned)
             # From here on nobody looks: the tuner is dead.
             await asyncio.to_thread(
                 wait_until, lambda: not client.describe().trial, timeout_s=60, what="the lease ends"
@@ -107,7 +112,7 @@ async def test_a_bound_that_is_too_low_is_raised_on_a_canary_then_on_all_and_a_d
         finally:
             answers.end()
             await answering
-        assert dict(client.describe().tuned) == {BOUND: "4"}
+        assert dict(client.describe().tuned) == in_force, "what was kept stays"
         client.set_limits({BOUND: "3"})
         with pytest.raises(InvalidRequest, match="set by hand"):
             client.keep_limits({BOUND: "4"}, reason="")
@@ -117,7 +122,9 @@ async def test_a_bound_that_is_too_low_is_raised_on_a_canary_then_on_all_and_a_d
         assert dict(client.describe().tuned) == {}
     assert answers.outcomes == {(grpc.StatusCode.OK, 0)}
     actions = [
-        (one["action"], one["reason"].partition(":")[0]) for one in read_changes(stack.paths.logs) if "reason" in one
+        (one["action"], one["reason"].partition(":")[0])
+        for one in read_changes(stack.runtime_dir / stack.instance / "logs")
+        if "reason" in one
     ]
     expected = [("keep limits", "a bad start"), ("try limits", "waiting"), ("keep limits", "better")]
     assert [one for one in expected if one in actions] == expected
