@@ -139,7 +139,8 @@ class WorkerOperations:
 
     async def drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         def tell(answer: admin_pb2.DrainResponse) -> Iterable[Told]:
-            after = f"draining within {request.grace_ms} ms{', forced' if request.force else ''}"
+            forced, spare = ", forced" if request.force else "", ", as a spare" if request.as_spare else ""
+            after = f"draining within {request.grace_ms} ms{forced}{spare}"
             yield Told(request.worker_id, _duty_name(answer.worker.duty), after)
 
         objects = [request.worker_id]

@@ -44,6 +44,9 @@ def planner(
     grace_s: Annotated[
         float, typer.Option(min=0, max=3600, help="Seconds that a worker's sequences may go on.")
     ] = 30.0,
+    spares: Annotated[
+        int, typer.Option(min=0, help="With switch: so many workers that are not needed may rest as spares.")
+    ] = 0,
     profile: Annotated[str, typer.Option(help="Cost profile, as of `weir plan`. Empty: as workers measure.")] = "",
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="Page of metrics. 0: none.")] = 0,
     metrics_host: Annotated[str, typer.Option(help="Where that page is.")] = "127.0.0.1",
@@ -139,7 +142,7 @@ def planner(
         _served_page(page, metrics_host, metrics_port),
     ):
         actor = workers if mode == "switch" else None
-        loop = PlannerLoop(watch, Planner(settings, capacity), page, log, actor, grace_s)
+        loop = PlannerLoop(watch, Planner(settings, capacity), page, log, actor, grace_s, spares)
         _run(loop.step, tick_s, num_looks)
 
 

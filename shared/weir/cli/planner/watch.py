@@ -105,6 +105,7 @@ class StackWatch:
         """Raises FiguresMissing until workers of both roles have measured their steps."""
         specs: dict[Role, PoolSpec] = {}
         num_pages = figures.try_gauge("weir_arena_pages")
+        figures = figures.of_those_that_serve()
         for role in ROLES:
             num = max(1, counts[role].serving + counts[role].draining)
             step = figures.step_cost(role)
