@@ -1,4 +1,4 @@
-"""A warmed spare beside a running stack: nothing is placed on it until the planner, or an operator, has it take work."""
+"""A warmed spare beside a running stack: nothing is placed on it until it is told to take work, as by the planner."""
 
 import asyncio
 import json
@@ -24,11 +24,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-async def answers(stack: Stack, num: int, *, length: int = 20, max_tokens: int = 16) -> list[StreamRecord]:
-    """Of as many prompts, none of which is known."""
+async def answers(
+    stack: Stack, num: int, *, first: int = 900, length: int = 20, max_tokens: int = 16
+) -> list[StreamRecord]:
+    """Of as many prompts, each of which begins with another token."""
     channel, stub = open_stub(stack.grpc_address)
     async with channel:
-        requests = [greedy_request([900 + n] * length, max_tokens=max_tokens, ignore_eos=True) for n in range(num)]
+        prompts = [[first + n, *([40] * length)] for n in range(num)]
+        requests = [greedy_request(prompt, max_tokens=max_tokens, ignore_eos=True) for prompt in prompts]
         return list(await asyncio.gather(*(stream(stub, one, timeout_s=LONG_S) for one in requests)))
 
 
@@ -67,8 +70,10 @@ async def test_a_spare_gets_nothing_until_it_is_used_and_the_planner_uses_it_bef
         words = ("planner", "switch", "--instance", stack.instance, "--profile", str(path), "--num-looks", "14")
         options = ("--ttft-ms", "1500", "--itl-ms", "2000", "--tick-s", "0.2", "--window-s", "1", "--start-s", "5")
         planning = asyncio.create_task(asyncio.to_thread(stack.weir, *words, *options, timeout_s=LONG_S))
+        first = 1000
         while not planning.done():
-            await answers(stack, 12, length=500, max_tokens=2)
+            await answers(stack, 12, first=first, length=500, max_tokens=2)
+            first += 12
         ended = await planning
         assert ended.returncode == 0, ended.stderr
         told = [json.loads(line) for line in ended.stdout.splitlines()]

@@ -1,8 +1,8 @@
 """`python -m benchmarks.planner.spares`: from the decision until the first token of a spare, and of a new process.
 
-A stack of one prefill worker, one decode worker and one spare, under answers that go on and on. The spare is told to take
-work; it is drained as a spare again, each round. Then its process is killed and started anew by the supervisor, as often:
-from the kill on, which is what an order of a process costs at least where model and machine are there already.
+A stack of one prefill worker, one decode worker and a spare, under answers that go on and on. The spare is told to
+take work, and drained as a spare again, each round. Then its process is killed, and started anew by the supervisor, as
+often: from the kill on, which is the least that an order of a process costs, where model and machine are there already.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from weir.client.workers import WorkersClient
 from weir.testing.load import greedy_request, open_stub, stream
-from weir.testing.stack import ProcessView, Stack, wait_until
+from weir.testing.stack import Stack, wait_until
 
 _NUM_CLIENTS = 6
 _LONG_S = 300.0
@@ -68,42 +68,45 @@ async def _measured(stack: Stack, rounds: int) -> tuple[list[float], list[float]
 
 def _rounds(stack: Stack, rounds: int) -> tuple[list[float], list[float]]:
     addresses = [view.address for view in stack.processes("scheduler")]
-
-    def process() -> ProcessView:
-        return stack.processes("decode")[-1]
-
-    def num_tokens() -> float:
-        return stack.metrics(process())["tokens_generated_total"]
-
     with WorkersClient(addresses) as workers:
-
-        def spare_id() -> str:
-            return next((one.worker_id for one in workers.list() if one.is_spare and one.duty == "drained"), "")
-
-        spare_s: list[float] = []
-        for _ in range(rounds):
-            wait_until(lambda: bool(spare_id()), timeout_s=_LONG_S, what="there is a spare")
-            worker_id, before = spare_id(), num_tokens()
-            spare_s.append(_seconds(lambda: workers.end_drain(worker_id), lambda: num_tokens() > before))
-            workers.drain(worker_id, grace_s=1.0, as_spare=True)
-        process_s = []
-        for _ in range(rounds):
-            wait_until(lambda: bool(spare_id()), timeout_s=_LONG_S, what="there is a spare")
-            killed = process()
-            process_s.append(
-                _seconds(lambda: stack.kill(killed, signal.SIGKILL), lambda: _is_up(stack, killed, workers))
-            )
-    return spare_s, process_s
+        spare_s = [_spare_round(stack, workers) for _ in range(rounds)]
+        return spare_s, [_process_round(stack, workers) for _ in range(rounds)]
 
 
-def _is_up(stack: Stack, killed: ProcessView, workers: WorkersClient) -> bool:
-    """Whether the process that came in its place has a token; it comes as a spare, and is told at once to take work."""
-    if not stack.has_restarted(killed):
-        return False
-    for one in workers.list():
-        if one.is_spare and one.duty == "drained":
-            workers.end_drain(one.worker_id)
-    return stack.metrics(stack.processes("decode")[-1])["tokens_generated_total"] > 0
+def _spare_round(stack: Stack, workers: WorkersClient) -> float:
+    wait_until(lambda: bool(_spare_id(workers)), timeout_s=_LONG_S, what="there is a spare")
+    worker_id, before = _spare_id(workers), _num_tokens(stack)
+    took_s = _seconds(lambda: workers.end_drain(worker_id), lambda: _num_tokens(stack) > before)
+    workers.drain(worker_id, grace_s=1.0, as_spare=True)
+    return took_s
+
+
+def _process_round(stack: Stack, workers: WorkersClient) -> float:
+    wait_until(lambda: bool(_spare_id(workers)), timeout_s=_LONG_S, what="there is a spare")
+    killed = stack.processes("decode")[-1]
+
+    def has_token() -> bool:
+        """It comes as a spare, and is told at once to take work."""
+        if not stack.has_restarted(killed):
+            return False
+        worker_id = _spare_id(workers)
+        if worker_id:
+            workers.end_drain(worker_id)
+        return _num_tokens(stack) > 0
+
+    took_s = _seconds(lambda: stack.kill(killed, signal.SIGKILL), has_token)
+    worker_id = next(one.worker_id for one in workers.list() if one.worker_id.startswith("decode-1-"))
+    workers.drain(worker_id, grace_s=1.0, as_spare=True)
+    return took_s
+
+
+def _num_tokens(stack: Stack) -> float:
+    return stack.metrics(stack.processes("decode")[-1])["tokens_generated_total"]
+
+
+def _spare_id(workers: WorkersClient) -> str:
+    """Empty: there is none, or it does not answer yet."""
+    return next((one.worker_id for one in workers.list() if one.is_spare and one.duty == "drained"), "")
 
 
 def _seconds(act: Callable[[], object], is_done: Callable[[], bool]) -> float:
