@@ -72,8 +72,8 @@ async def test_a_spare_gets_nothing_until_it_is_used_and_the_planner_uses_it_bef
         planning = asyncio.create_task(asyncio.to_thread(stack.weir, *words, *options, timeout_s=LONG_S))
         first = 1000
         while not planning.done():
-            await answers(stack, 12, first=first, length=500, max_tokens=2)
-            first += 12
+            await answers(stack, 8, first=first, length=400, max_tokens=2)
+            first += 8
         ended = await planning
         assert ended.returncode == 0, ended.stderr
         told = [json.loads(line) for line in ended.stdout.splitlines()]
