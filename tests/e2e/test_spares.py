@@ -62,17 +62,22 @@ async def test_a_spare_gets_nothing_until_it_is_used_and_the_planner_uses_it_bef
             wait_until, lambda: [one.duty for one in views()].count("drained") == 1, timeout_s=30, what="it is drained"
         )
         assert spares() == [], "who was drained by an operator is left alone"
-        workers.drain(spare, grace_s=1.0, as_spare=True)
-        await asyncio.to_thread(wait_until, lambda: spares() == [spare], timeout_s=30, what="it is a spare again")
-
+        workers.end_drain(spare)
         path = tmp_path_factory.mktemp("profile") / "here.yaml"
         save_profile(CostProfile("here", StepCost(10.0, 1.0, 0.0, 3.0, 0.0), 2000, 23_040), path)
-        words = ("planner", "switch", "--instance", stack.instance, "--profile", str(path), "--num-looks", "14")
+        words = ("planner", "switch", "--instance", stack.instance, "--profile", str(path), "--grace-s", "0.5")
         options = ("--ttft-ms", "1500", "--itl-ms", "2000", "--tick-s", "0.2", "--window-s", "1", "--start-s", "5")
+        down = ("--spares", "1", "--down-after-s", "1", "--num-looks", "25")
+        rested = await asyncio.to_thread(stack.weir, *words, *options, *down, timeout_s=LONG_S)
+        assert "rest_begun" in {json.loads(line)["event"] for line in rested.stdout.splitlines()}, rested.stdout
+        await asyncio.to_thread(wait_until, lambda: len(spares()) == 1, timeout_s=90, what="one rests as a spare")
+        [spare] = spares()
+
+        options += ("--num-looks", "14")
         planning = asyncio.create_task(asyncio.to_thread(stack.weir, *words, *options, timeout_s=LONG_S))
         first = 1000
         while not planning.done():
-            await answers(stack, 8, first=first, length=400, max_tokens=2)
+            await answers(stack, 8, first=first, length=300, max_tokens=2)
             first += 8
         ended = await planning
         assert ended.returncode == 0, ended.stderr

@@ -1,19 +1,22 @@
 """`weir planner`: the command, and its loop."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from weir.cli import EXIT_USAGE, options
 from weir.cli.console import error_line, fail, stdout
-from weir.cli.scheduling import AdminKey, SchedulerAddress, find_schedulers
+from weir.cli.scheduling import AdminKey, FoundSchedulers, SchedulerAddress, find_schedulers
 
 if TYPE_CHECKING:
+    from weir.cli.planner.loop import PlannerLoop
     from weir.cli.planner.page import PlannerPage
     from weir.planner.observation import Pools
+    from weir.planner.settings import PlannerSettings
+    from weir.sim.profile import CostProfile
 
 Mode = Literal["advise", "switch", "scale", "tune"]
 
@@ -123,27 +126,48 @@ def planner(
         fail(str(error), code=EXIT_USAGE)
     urls, _ = options.find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
     found = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
+    from weir.cli.planner.page import PlannerPage
+
+    page = PlannerPage(max_age_s=3 * max(tick_s, 5.0))
+    planned = _Planned(mode, settings, given, urls, api_key, found, grace_s, spares)
+    with _open_loop(planned, page) as loop, _served_page(page, metrics_host, metrics_port):
+        _run(loop.step, tick_s, num_looks)
+
+
+class _Planned(NamedTuple):
+    """Of the command."""
+
+    mode: Mode
+    settings: "PlannerSettings"
+    profile: "CostProfile | None"
+    urls: Sequence[str]
+    api_key: str
+    schedulers: FoundSchedulers
+    grace_s: float
+    spares: int
+
+
+@contextmanager
+def _open_loop(args: _Planned, page: "PlannerPage") -> Iterator["PlannerLoop"]:
     from weir.cli.planner.capacity import MeasuredCapacity
     from weir.cli.planner.loop import PlannerLoop
-    from weir.cli.planner.page import DecisionLog, PlannerPage
+    from weir.cli.planner.page import DecisionLog
     from weir.cli.planner.watch import StackWatch
     from weir.client.workers import WorkersClient
     from weir.planner.planner import Planner
     from weir.scheduling.limits import CoreLimits
     from weir.sim.results.metrics import Slo
 
-    page = PlannerPage(max_age_s=3 * max(tick_s, 5.0))
-    log = DecisionLog(_print_line, every_s=window_s, mode=mode)
+    settings, found = args.settings, args.schedulers
+    log = DecisionLog(_print_line, every_s=settings.window_s, mode=args.mode)
     slo = Slo(ttft_s=settings.ttft_slo_s, tpot_s=settings.itl_slo_s)
     capacity = MeasuredCapacity(slo, CoreLimits())
     with (
         WorkersClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as workers,
-        closing(StackWatch(urls, api_key, workers, capacity, slo, given)) as watch,
-        _served_page(page, metrics_host, metrics_port),
+        closing(StackWatch(args.urls, args.api_key, workers, capacity, slo, args.profile)) as watch,
     ):
-        actor = workers if mode == "switch" else None
-        loop = PlannerLoop(watch, Planner(settings, capacity), page, log, actor, grace_s, spares)
-        _run(loop.step, tick_s, num_looks)
+        actor = workers if args.mode == "switch" else None
+        yield PlannerLoop(watch, Planner(settings, capacity), page, log, actor, args.grace_s, args.spares)
 
 
 def _run(step: Callable[[], None], tick_s: float, num_looks: int) -> None:
