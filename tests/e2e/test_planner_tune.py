@@ -131,13 +131,17 @@ async def test_a_bound_that_is_too_low_is_raised_on_a_canary_then_on_all_and_a_d
     assert ("end trial", "not renewed in time") in actions
 
 
+def lines_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def advice(stack: Stack) -> dict[str, Any]:
     """What the command says that it would try, without `--apply`."""
     words = ("planner", "tune", "--tune", KNOB, "--instance", stack.instance, "--itl-ms", "5000")
     options = ("--tick-s", "1", "--window-s", "2", "--num-looks", "6")
     ended = stack.weir(*words, *options, timeout_s=LONG_S)
     assert ended.returncode == 0, ended.stderr
-    begun, *told = [json.loads(line) for line in ended.stdout.splitlines()]
+    begun, *told = lines_of(ended.stdout)
     assert (begun["event"], begun["acts"]) == ("tune_begin", False)
     assert {one["event"] for one in told} == {"tune_advice"}, told
     return told[0]

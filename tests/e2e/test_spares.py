@@ -73,10 +73,10 @@ async def test_a_spare_gets_nothing_until_it_is_used_and_the_planner_uses_it_bef
         await asyncio.to_thread(wait_until, lambda: len(spares()) == 1, timeout_s=90, what="one rests as a spare")
         [spare] = spares()
 
-        options += ("--num-looks", "14")
-        planning = asyncio.create_task(asyncio.to_thread(stack.weir, *words, *options, timeout_s=LONG_S))
+        up = ("--num-looks", "12")
+        planning = asyncio.create_task(asyncio.to_thread(stack.weir, *words, *options, *up, timeout_s=LONG_S))
         first = 1000
-        while not planning.done():
+        while spares() and not planning.done():
             await answers(stack, 8, first=first, length=300, max_tokens=2)
             first += 8
         ended = await planning
