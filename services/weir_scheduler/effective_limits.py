@@ -20,6 +20,7 @@ from weir.core.errors import FieldViolation, InvalidRequest
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import change_limits, format_limits, parse_limits, try_value_of
+from weir_scheduler.tuned_limits import TunedLimits
 
 _MAX_KEPT_BYTES = 512 * 1024
 """Of a file that is kept for the next scheduler: well under what one message may have."""
@@ -27,7 +28,7 @@ _MAX_KEPT_BYTES = 512 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LimitChange:
-    """Of one key, in TOML. `was` None: what it is about was not there."""
+    """Of one key, in TOML. `was` None: what it is about was not there. `now` empty: it is not there any more."""
 
     key: str
     was: str | None
@@ -46,6 +47,7 @@ class EffectiveLimits:
         self._file_text = ""
         self._file_limits = base
         self._overrides: dict[str, str] = {}
+        self._tuned = TunedLimits()
         self.limits = base
         self.policy = PolicySpec.parse(policy)
 
@@ -53,6 +55,11 @@ class EffectiveLimits:
     def overrides(self) -> Mapping[str, str]:
         """Dotted key -> value in TOML."""
         return self._overrides
+
+    @property
+    def tuned(self) -> TunedLimits:
+        """To be read only."""
+        return self._tuned
 
     @property
     def file_digest(self) -> str:
@@ -72,6 +79,7 @@ class EffectiveLimits:
         self._file_limits = self.limits = limits
         self._file_text = text
         self._overrides = {}
+        self._tuned = TunedLimits()
         return True
 
     def change(
@@ -79,12 +87,46 @@ class EffectiveLimits:
     ) -> tuple[LimitChange, ...]:
         """(dotted key, value in TOML): all of them, or none. `check` raises InvalidRequest for what cannot be now."""
         before, overrides = self.limits, self._overrides | dict(changes)
-        limits = self._limits_with(overrides)
-        self._check_keepable(overrides)
+        tuned = self._tuned
+        if any(key.startswith("workers.") for key, _ in changes):
+            tuned = TunedLimits(tuned.kept)  # nobody can judge a trial whose workers somebody else changes
+        limits = self._limits_with(tuned.under(overrides))
+        self._check_keepable(overrides, tuned)
         self._check_operators_stay(limits)
         check(limits)
-        self.limits, self._overrides = limits, overrides
-        return tuple(LimitChange(key, try_value_of(before, key), try_value_of(limits, key) or "") for key, _ in changes)
+        self.limits, self._overrides, self._tuned = limits, overrides, tuned
+        return _changed(before, limits, [key for key, _ in changes])
+
+    def tune(
+        self,
+        changes: Sequence[tuple[str, str]],
+        check: Callable[[CoreLimits], None] = lambda limits: None,
+        *,
+        is_trial: bool = False,
+    ) -> tuple[LimitChange, ...]:
+        """As `change`, of bounds of workers: those that are kept, or tried in place of what was tried before. Without
+        `is_trial` nothing is tried any more. What says nothing new changes nothing, and () is returned."""
+        self._tuned.check_keys(changes, self._limits_with(self._overrides), is_trial=is_trial)
+        tuned = TunedLimits(self._tuned.kept if is_trial else self._tuned.kept | dict(changes))
+        tuned.trial = dict(changes) if is_trial else {}
+        return self._take_tuned(tuned, check)
+
+    def forget_tuned(self) -> tuple[LimitChange, ...]:
+        """As if nothing had been tuned since the file was read."""
+        return self._take_tuned(TunedLimits())
+
+    def _take_tuned(
+        self, tuned: TunedLimits, check: Callable[[CoreLimits], None] = lambda limits: None
+    ) -> tuple[LimitChange, ...]:
+        before, earlier = self.limits, self._tuned
+        if (tuned.kept, tuned.trial) == (earlier.kept, earlier.trial):
+            return ()
+        limits = self._limits_with(tuned.under(self._overrides))
+        self._check_keepable(self._overrides, tuned)
+        check(limits)
+        self.limits, self._tuned = limits, tuned
+        keys = dict.fromkeys((*earlier.trial, *earlier.kept, *tuned.kept, *tuned.trial))
+        return tuple(one for one in _changed(before, limits, list(keys)) if one.was != one.now)
 
     def choose_policy(self, text: str) -> None:
         self.policy = PolicySpec.parse(text)
@@ -96,9 +138,11 @@ class EffectiveLimits:
         """
         if not has_read_file and kept.file_text:
             self.take_file(kept.file_text.decode())
-        if kept.file_digest == self.file_digest and kept.overrides:
+        if kept.file_digest == self.file_digest and (kept.overrides or kept.tuned):
             overrides = {entry.key: entry.value for entry in kept.overrides}
-            self.limits, self._overrides = self._limits_with(overrides), overrides
+            tuned = TunedLimits({entry.key: entry.value for entry in kept.tuned})
+            self.limits = self._limits_with(tuned.under(overrides))
+            self._overrides, self._tuned = overrides, tuned
 
     def go_on_with(self, choice: PolicyChoice) -> None:
         """As `go_on_from`, of the policy."""
@@ -122,16 +166,18 @@ class EffectiveLimits:
 
     def limits_in_force(self, epoch: int) -> LimitsInForce:
         """For the next scheduler."""
-        return self._kept(epoch, self._overrides)
+        return self._kept(epoch, self._overrides, self._tuned)
 
     def _limits_with(self, overrides: Mapping[str, str]) -> CoreLimits:
         """Raises InvalidRequest."""
         return _checked(change_limits(self._file_limits, list(overrides.items())))
 
-    def _kept(self, epoch: int, overrides: Mapping[str, str]) -> LimitsInForce:
+    def _kept(self, epoch: int, overrides: Mapping[str, str], tuned: TunedLimits) -> LimitsInForce:
         text = self._file_text.encode()
-        entries = tuple(LimitsOverride(key, value) for key, value in overrides.items())
-        return LimitsInForce(epoch, self.file_digest, text if len(text) <= _MAX_KEPT_BYTES else b"", entries)
+        entries, kept = (
+            tuple(LimitsOverride(key, value) for key, value in one.items()) for one in (overrides, tuned.kept)
+        )
+        return LimitsInForce(epoch, self.file_digest, text if len(text) <= _MAX_KEPT_BYTES else b"", entries, kept)
 
     def _check_operators_stay(self, limits: CoreLimits) -> None:
         """Raises InvalidRequest for a change that nobody could take back."""
@@ -143,7 +189,7 @@ class EffectiveLimits:
         has_admin_key = bool(self._own_admin_digests or limits.admin_key_digests)
         return has_admin_key or not limits.has_tenant_keys
 
-    def _check_keepable(self, overrides: Mapping[str, str]) -> None:
+    def _check_keepable(self, overrides: Mapping[str, str], tuned: TunedLimits) -> None:
         """Raises InvalidRequest for what the next scheduler could not read: it would start without any change."""
         for key, value in overrides.items():
             if len(value) > MAX_STRING_CHARS:
@@ -152,10 +198,14 @@ class EffectiveLimits:
                 )
                 raise InvalidRequest([FieldViolation(key, problem)])
         try:
-            encode(self._kept(0, overrides))
+            encode(self._kept(0, overrides, tuned))
         except MessageTooLarge as error:
             problem = f"too many changes at run time, put them into the limits file: {error}"
             raise InvalidRequest([FieldViolation("settings", problem)]) from error
+
+
+def _changed(before: CoreLimits, after: CoreLimits, keys: Sequence[str]) -> tuple[LimitChange, ...]:
+    return tuple(LimitChange(key, try_value_of(before, key), try_value_of(after, key) or "") for key in keys)
 
 
 def _access_rules(limits: CoreLimits, epoch: int, own_admin_digests: tuple[bytes, ...] = ()) -> AccessRules:

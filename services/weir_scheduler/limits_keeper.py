@@ -25,7 +25,7 @@ from weir.bus.configuration import (
 )
 from weir.bus.protocol import BusError, KeyConflict, KvBucket, KvEntry
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
-from weir.runtime.change_log import Change, ChangeLog, Result, outcome_of
+from weir.runtime.change_log import Change, ChangeLog, Result, Told, new_correlation_id, outcome_of
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import MAX_FILE_BYTES
 from weir_scheduler.effective_limits import EffectiveLimits, LimitChange
@@ -124,6 +124,8 @@ class LimitsKeeper:
         self._is_replaced = False
         self._num_reloads = 0
         self._num_errors = 0
+        self._trial_ends_s = 0.0
+        """Of the clock that `time.monotonic` reads; while something is tried."""
 
     @property
     def effective_limits(self) -> EffectiveLimits:
@@ -175,6 +177,20 @@ class LimitsKeeper:
         self._check_done(await self._limits_changed())
         return changed
 
+    async def tune(
+        self, changes: Sequence[tuple[str, str]], check: Callable[[CoreLimits], None], lease_s: float = 0.0
+    ) -> tuple[LimitChange, ...]:
+        """As `set_limits`, of bounds of workers that a tuner keeps, or with `lease_s` tries: unless the same is asked
+        for again until then, what was before is in force again. So no trial outlives a tuner that has died, nor, since
+        the next scheduler is not told of it, the scheduler that was asked."""
+        changed = self._effective_limits.tune(changes, check, is_trial=lease_s > 0)
+        self._trial_ends_s = time.monotonic() + lease_s
+        return await self._tuned(changed)
+
+    async def forget_tuned(self) -> tuple[LimitChange, ...]:
+        """All that was kept or is tried. Raises Unavailable as `set_limits` does."""
+        return await self._tuned(self._effective_limits.forget_tuned())
+
     async def set_policy(self, text: str) -> None:
         """Raises ValueError, and changes nothing then; Unavailable as `set_limits` does."""
         before = self._effective_limits.policy
@@ -193,6 +209,7 @@ class LimitsKeeper:
         while True:
             await asyncio.sleep(self._look_s)
             await self._look_at_file()
+            await self._end_overdue_trial()
             num_looks += 1
             if num_looks % _VERIFY_EVERY == 0:
                 await self._verify()
@@ -213,6 +230,8 @@ class LimitsKeeper:
             "limits_reload_errors_total": float(self._num_errors),
             "limits_file_is_wrong": float(bool(self._file_error)),
             "limits_overrides": float(len(self._effective_limits.overrides)),
+            "limits_tuned": float(len(self._effective_limits.tuned.kept)),
+            "limits_on_trial": float(len(self._effective_limits.tuned.trial)),
             "rules_unpublished": float(len(self._unpublished())),
         }
 
@@ -249,6 +268,23 @@ class LimitsKeeper:
             logger.info("limits file %s: in force", self._source.path)
             self._tell("done", before)
             await self._limits_changed()
+
+    async def _tuned(self, changed: tuple[LimitChange, ...]) -> tuple[LimitChange, ...]:
+        if changed:
+            logger.info("limits tuned: %s", ", ".join(f"{one.key} = {one.now} (was {one.was})" for one in changed))
+            self._check_done(await self._limits_changed())
+        return changed
+
+    async def _end_overdue_trial(self) -> None:
+        """Whoever tried it has not renewed it."""
+        if not self._effective_limits.tuned.trial or time.monotonic() < self._trial_ends_s:
+            return
+        changed = self._effective_limits.tune(())
+        logger.warning("limits on trial were not renewed in time, and are taken back")
+        if self._changes is not None:
+            told = [Told(one.key, one.was or "", one.now, "not renewed in time") for one in changed]
+            self._changes.write_all("lease", "end trial", told, new_correlation_id())
+        await self._limits_changed()
 
     def _tell(self, result: Result, before: str = "", reason: str = "") -> None:
         """Of the file, whose change is known by its digest."""

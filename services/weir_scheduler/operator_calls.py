@@ -1,7 +1,7 @@
 """The calls of operators as they come over gRPC: who may, and whether this scheduler is the one to ask."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +20,12 @@ from weir_scheduler.worker_admin import WorkerAdmin
 _Context = grpc.aio.ServicerContext[Any, Any]
 _AnswerT = TypeVar("_AnswerT")
 _MAX_REFUSED_OBJECTS = 16
+_TUNING_ACTIONS: Mapping[int, str] = {
+    scheduling_pb2.TUNING_DEED_TRY: "try limits",
+    scheduling_pb2.TUNING_DEED_KEEP: "keep limits",
+    scheduling_pb2.TUNING_DEED_END: "end trial",
+    scheduling_pb2.TUNING_DEED_REVERT: "revert tuned limits",
+}
 _CORRELATION_ID = re.compile(r"[A-Za-z0-9._-]{1,36}")
 
 
@@ -95,6 +101,18 @@ class SchedulingServicer(scheduling_pb2_grpc.SchedulingServicer):
     ) -> scheduling_pb2.SetLimitsResponse:
         return await _set_limits(self._gate, request, context)
 
+    async def TuneLimits(  # noqa: N802 - the method's name on the wire
+        self, request: scheduling_pb2.TuneLimitsRequest, context: _Context
+    ) -> scheduling_pb2.TuneLimitsResponse:
+        def tell(answer: scheduling_pb2.TuneLimitsResponse) -> Iterable[Told]:
+            return (Told(one.key, one.was, one.now, request.reason) for one in answer.changes)
+
+        action = _TUNING_ACTIONS.get(request.deed, "tune")
+        objects = [setting.key for setting in request.settings[:_MAX_REFUSED_OBJECTS]] or ["workers"]
+        return await self._gate.change(
+            context, action, objects, lambda admins: admins.scheduling.tune_limits(request), tell
+        )
+
     async def SetPolicy(  # noqa: N802 - the method's name on the wire
         self, request: scheduling_pb2.SetPolicyRequest, context: _Context
     ) -> scheduling_pb2.SetPolicyResponse:
@@ -121,7 +139,8 @@ class WorkerOperations:
 
     async def drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         def tell(answer: admin_pb2.DrainResponse) -> Iterable[Told]:
-            after = f"draining within {request.grace_ms} ms{', forced' if request.force else ''}"
+            forced, spare = ", forced" if request.force else "", ", as a spare" if request.as_spare else ""
+            after = f"draining within {request.grace_ms} ms{forced}{spare}"
             yield Told(request.worker_id, _duty_name(answer.worker.duty), after)
 
         objects = [request.worker_id]

@@ -4,6 +4,7 @@ Whoever shows an admin key is an operator, and everybody where the limits hold n
 """
 
 import hmac
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from weir.core.credentials import MIN_KEY_CHARS, key_digest
@@ -14,9 +15,12 @@ from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.worker_limits import check_workers_can
 from weir.wire.v1 import scheduling_pb2
+from weir_scheduler.effective_limits import LimitChange
 from weir_scheduler.limits_keeper import LimitsKeeper
 
 _MAX_SETTINGS = 256
+_LEASE_MS = (1_000, 600_000)
+MAX_REASON_CHARS = 400
 
 
 class Operators:
@@ -126,9 +130,9 @@ class SchedulingAdmin:
             limits_path=str(self._keeper.limits_path or ""),
             limits_digest=effective_limits.file_digest,
             limits_error=self._keeper.file_error,
-            overrides=[
-                scheduling_pb2.LimitSetting(key=key, value=value) for key, value in effective_limits.overrides.items()
-            ],
+            overrides=_settings(effective_limits.overrides),
+            tuned=_settings(effective_limits.tuned.kept),
+            trial=_settings(effective_limits.tuned.trial),
             lanes=[
                 scheduling_pb2.LaneDescription(name=lane.name, metrics=lanes.get(lane.name, {}))
                 for lane in effective_limits.limits.lanes
@@ -151,22 +155,39 @@ class SchedulingAdmin:
 
     async def set_limits(self, request: scheduling_pb2.SetLimitsRequest) -> scheduling_pb2.SetLimitsResponse:
         """Raises InvalidRequest, and changes nothing then."""
-        changes = [(setting.key, setting.value) for setting in request.settings]
-        if not 1 <= len(changes) <= _MAX_SETTINGS:
-            raise bad_field("settings", f"are {len(changes)}; give from 1 to {_MAX_SETTINGS}")
-        keys = [key for key, _ in changes]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise bad_field(twice[:100], "comes twice; give each key once")
-
-        def check(limits: CoreLimits) -> None:
-            check_workers_can(keys, limits.workers, self._core.worker_records())
-
-        changed = await self._keeper.set_limits(changes, check)
+        changes = _changes_of(request.settings)
+        changed = await self._keeper.set_limits(changes, self._check_of(changes))
         return scheduling_pb2.SetLimitsResponse(
-            limits_toml=self._keeper.effective_limits.toml,
-            changes=[scheduling_pb2.LimitChange(key=one.key, was=one.was, now=one.now) for one in changed],
+            limits_toml=self._keeper.effective_limits.toml, changes=map(_change_pb, changed)
         )
+
+    async def tune_limits(self, request: scheduling_pb2.TuneLimitsRequest) -> scheduling_pb2.TuneLimitsResponse:
+        """Raises InvalidRequest, and changes nothing then."""
+        if len(request.reason) > MAX_REASON_CHARS or not request.reason.isprintable():
+            raise bad_field("reason", f"must be at most {MAX_REASON_CHARS} printable characters")
+        match request.deed:
+            case scheduling_pb2.TUNING_DEED_TRY | scheduling_pb2.TUNING_DEED_KEEP:
+                changed = await self._tune(request, is_trial=request.deed == scheduling_pb2.TUNING_DEED_TRY)
+            case scheduling_pb2.TUNING_DEED_END:
+                changed = await self._keeper.tune((), lambda limits: None)
+            case scheduling_pb2.TUNING_DEED_REVERT:
+                changed = await self._keeper.forget_tuned()
+            case _:
+                raise bad_field("deed", "must be to try, keep, end or revert")
+        return scheduling_pb2.TuneLimitsResponse(changes=map(_change_pb, changed))
+
+    async def _tune(self, request: scheduling_pb2.TuneLimitsRequest, *, is_trial: bool) -> tuple[LimitChange, ...]:
+        low_ms, high_ms = _LEASE_MS if is_trial else (0, 0)
+        if not low_ms <= request.lease_ms <= high_ms:
+            raise bad_field("lease_ms", f"is {request.lease_ms}; must be from {low_ms} to {high_ms}")
+        changes = _changes_of(request.settings)
+        return await self._keeper.tune(changes, self._check_of(changes), request.lease_ms / 1e3)
+
+    def _check_of(self, changes: Sequence[tuple[str, str]]) -> Callable[[CoreLimits], None]:
+        def check(limits: CoreLimits) -> None:
+            check_workers_can([key for key, _ in changes], limits.workers, self._core.worker_records())
+
+        return check
 
     async def set_policy(self, request: scheduling_pb2.SetPolicyRequest) -> scheduling_pb2.SetPolicyResponse:
         """Raises InvalidRequest, and changes nothing then."""
@@ -175,6 +196,25 @@ class SchedulingAdmin:
         except ValueError as error:
             raise bad_field("policy", str(error)) from error
         return scheduling_pb2.SetPolicyResponse(policy=str(self._keeper.effective_limits.policy))
+
+
+def _changes_of(settings: Sequence[scheduling_pb2.LimitSetting]) -> list[tuple[str, str]]:
+    """Raises InvalidRequest for none, too many, or one twice."""
+    if not 1 <= len(settings) <= _MAX_SETTINGS:
+        raise bad_field("settings", f"are {len(settings)}; give from 1 to {_MAX_SETTINGS}")
+    keys = [setting.key for setting in settings]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise bad_field(twice[:100], "comes twice; give each key once")
+    return [(setting.key, setting.value) for setting in settings]
+
+
+def _settings(values: Mapping[str, str]) -> list[scheduling_pb2.LimitSetting]:
+    return [scheduling_pb2.LimitSetting(key=key, value=value) for key, value in values.items()]
+
+
+def _change_pb(change: LimitChange) -> scheduling_pb2.LimitChange:
+    return scheduling_pb2.LimitChange(key=change.key, was=change.was, now=change.now)
 
 
 def bad_field(field: str, description: str) -> InvalidRequest:

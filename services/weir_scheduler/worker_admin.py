@@ -38,7 +38,7 @@ class WorkerAdmin:
         worker = self._find(request.worker_id)
         _check_grace(request.grace_ms)
         self._check_spared(request.worker_id, force=request.force)
-        command = SetDrain(self._core.epoch, is_draining=True, grace_ms=request.grace_ms)
+        command = SetDrain(self._core.epoch, is_draining=True, grace_ms=request.grace_ms, is_spare=request.as_spare)
         await self._tell(self._subjects.drain(request.worker_id), command, request.worker_id)
         return admin_pb2.DrainResponse(worker=worker)
 
@@ -94,6 +94,7 @@ def _describe(record: WorkerRecord, *, is_heard: bool) -> admin_pb2.WorkerDescri
         host_id=record.host_id,
         duty=_duty_of(record) if is_heard else admin_pb2.WORKER_DUTY_SILENT,
         num_live=record.num_live,
+        is_spare=record.is_spare,
     )
 
 

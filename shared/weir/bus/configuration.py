@@ -150,6 +150,8 @@ class LimitsInForce:
     file_text: bytes = b""
     """Empty where it is too long for a message."""
     overrides: tuple[LimitsOverride, ...] = ()
+    tuned: tuple[LimitsOverride, ...] = ()
+    """Bounds of workers that a tuner has kept. What it tries is not here: it ends with the scheduler that it asked."""
 
 
 Written = AccessRules | PolicyChoice | LimitsInForce | WorkerRules

@@ -308,6 +308,8 @@ class WorkerRecord:
     """HOST:PORT at which its transfer service offers pages to other hosts; empty: nowhere."""
     page_bytes: int = 0
     """Of its model, keys and values of `page_tokens`; 0: not known."""
+    is_spare: bool = False
+    """Drained to be there when more workers are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +320,8 @@ class SetDrain:
     is_draining: bool
     grace_ms: int = 0
     """What runs may go on for so long; what has not ended then is interrupted."""
+    is_spare: bool = False
+    """While it drains and is drained, it is a spare: the planner may have it take work again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,9 @@ def _print_view(view: SchedulingView) -> None:
         stderr.print(f"the file as it is now is not in force: {view.limits_error}", style="red", soft_wrap=True)
     for name, value in view.overrides.items():
         stdout.print(f"changed at run time: {name} = {value}", markup=False, soft_wrap=True)
+    for what, values in (("tuned", view.tuned), ("on trial", view.trial)):
+        for name, value in values.items():
+            stdout.print(f"{what}: {name} = {value}", markup=False, soft_wrap=True)
     _print_figures("lane", view.lanes)
     _print_figures("tenant", view.tenants)
 

@@ -48,6 +48,7 @@ def drain(
     grace_s: Grace = 30.0,
     wait: Wait = False,
     force: Force = False,
+    spare: Annotated[bool, typer.Option("--spare", help="The planner may have it take work again.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="It takes work again.")] = False,
     scheduler: SchedulerAddress = "",
     admin_key: AdminKey = "",
@@ -70,7 +71,7 @@ def drain(
     with _open_workers(scheduler, admin_key, instance, grpc_port, runtime_dir) as (client, processes):
         found = _workers_at(client, host) if host else [_find_worker(client, worker, processes)]
         for one in found:
-            _begin_drain(client, one.worker_id, grace_s, force=force, undo=undo)
+            _begin_drain(client, one.worker_id, grace_s, force=force, undo=undo, as_spare=spare)
         for one in found if wait and not undo else ():
             after_s = _wait_for_duty(client, one.worker_id, "drained", grace_s + _BEYOND_GRACE_S)
             stderr.print(f"{one.worker_id} is drained after {after_s:.1f} s", markup=False)
@@ -90,12 +91,14 @@ def _host_of(worker: WorkerView) -> str:
     return worker.address.rpartition(":")[0].strip("[]")
 
 
-def _begin_drain(client: WorkersClient, worker_id: str, grace_s: float, *, force: bool, undo: bool) -> None:
+def _begin_drain(
+    client: WorkersClient, worker_id: str, grace_s: float, *, force: bool, undo: bool, as_spare: bool
+) -> None:
     if undo:
         before = client.end_drain(worker_id)
         stderr.print(f"{worker_id} takes work again; it was {before.duty}", markup=False)
         return
-    before = client.drain(worker_id, grace_s=grace_s, force=force)
+    before = client.drain(worker_id, grace_s=grace_s, force=force, as_spare=as_spare)
     stderr.print(
         f"{worker_id}: {before.duty} with {before.num_live} sequences; drains within {grace_s:g} s", markup=False
     )

@@ -1,7 +1,7 @@
 """The client of the leading scheduler's operators: lanes, tenants, policy."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +25,10 @@ class SchedulingView:
     lanes: Mapping[str, Mapping[str, float]]
     """From the most to the least urgent."""
     tenants: Mapping[str, Mapping[str, float]]
+    tuned: Mapping[str, str] = field(default_factory=dict)
+    """Bounds of workers that a tuner has kept."""
+    trial: Mapping[str, str] = field(default_factory=dict)
+    """Those that it tries now."""
 
     @classmethod
     def from_pb(cls, response: scheduling_pb2.DescribeSchedulingResponse) -> "SchedulingView":
@@ -38,6 +42,8 @@ class SchedulingView:
             overrides={setting.key: setting.value for setting in response.overrides},
             lanes={lane.name: dict(lane.metrics) for lane in response.lanes},
             tenants={tenant.name: dict(tenant.metrics) for tenant in response.tenants},
+            tuned={setting.key: setting.value for setting in response.tuned},
+            trial={setting.key: setting.value for setting in response.trial},
         )
 
 
@@ -48,6 +54,10 @@ class LimitChanged:
     key: str
     was: str | None
     now: str
+
+    @classmethod
+    def from_pb(cls, change: scheduling_pb2.LimitChange) -> "LimitChanged":
+        return cls(change.key, change.was if change.HasField("was") else None, change.now)
 
 
 class SchedulingClient:
@@ -74,10 +84,34 @@ class SchedulingClient:
 
     def change_limits(self, changes: Mapping[str, str]) -> tuple[LimitChanged, ...]:
         """As `set_limits`; returns what each was and is now."""
-        return tuple(
-            LimitChanged(one.key, one.was if one.HasField("was") else None, one.now)
-            for one in self._set_limits(changes).changes
+        return tuple(map(LimitChanged.from_pb, self._set_limits(changes).changes))
+
+    def try_limits(self, changes: Mapping[str, str], *, lease_s: float, reason: str) -> tuple[LimitChanged, ...]:
+        """Of workers by their ids: for `lease_s`, and for as long again each time that the same is asked for. Raises
+        InvalidRequest for what an operator has set by hand."""
+        return self._tune(scheduling_pb2.TUNING_DEED_TRY, changes, reason, lease_s)
+
+    def keep_limits(self, changes: Mapping[str, str], *, reason: str) -> tuple[LimitChanged, ...]:
+        """Of roles, from now on; what is tried ends. Raises as `try_limits`."""
+        return self._tune(scheduling_pb2.TUNING_DEED_KEEP, changes, reason)
+
+    def end_trial(self, *, reason: str) -> tuple[LimitChanged, ...]:
+        """Nothing is tried any more."""
+        return self._tune(scheduling_pb2.TUNING_DEED_END, {}, reason)
+
+    def revert_tuned(self, *, reason: str) -> tuple[LimitChanged, ...]:
+        """All that was kept or is tried is taken back."""
+        return self._tune(scheduling_pb2.TUNING_DEED_REVERT, {}, reason)
+
+    def _tune(
+        self, deed: "scheduling_pb2.TuningDeed.ValueType", changes: Mapping[str, str], reason: str, lease_s: float = 0.0
+    ) -> tuple[LimitChanged, ...]:
+        settings = [scheduling_pb2.LimitSetting(key=key, value=value) for key, value in changes.items()]
+        request = scheduling_pb2.TuneLimitsRequest(
+            deed=deed, settings=settings, lease_ms=round(lease_s * 1e3), reason=reason
         )
+        response: scheduling_pb2.TuneLimitsResponse = self._ask_leader("TuneLimits", request)
+        return tuple(map(LimitChanged.from_pb, response.changes))
 
     def _set_limits(self, changes: Mapping[str, str]) -> scheduling_pb2.SetLimitsResponse:
         settings = [scheduling_pb2.LimitSetting(key=key, value=value) for key, value in changes.items()]

@@ -29,6 +29,8 @@ class WorkerView:
     host_id: str
     duty: Duty
     num_live: int
+    is_spare: bool = False
+    """Drained to be there when more workers are wanted."""
 
     @classmethod
     def from_pb(cls, worker: admin_pb2.WorkerDescription) -> "WorkerView":
@@ -40,6 +42,7 @@ class WorkerView:
             worker.host_id,
             _DUTIES.get(worker.duty, "unknown"),
             worker.num_live,
+            worker.is_spare,
         )
 
 
@@ -57,9 +60,10 @@ class WorkersClient:
         answer: admin_pb2.ListWorkersResponse = self._ask("ListWorkers", admin_pb2.ListWorkersRequest())
         return [WorkerView.from_pb(worker) for worker in answer.workers]
 
-    def drain(self, worker_id: str, *, grace_s: float, force: bool = False) -> WorkerView:
+    def drain(self, worker_id: str, *, grace_s: float, force: bool = False, as_spare: bool = False) -> WorkerView:
         """Begins; `list` shows how far it has come. Returns the worker as it was."""
-        request = admin_pb2.DrainRequest(worker_id=worker_id, grace_ms=round(grace_s * 1e3), force=force)
+        grace_ms = round(grace_s * 1e3)
+        request = admin_pb2.DrainRequest(worker_id=worker_id, grace_ms=grace_ms, force=force, as_spare=as_spare)
         answer: admin_pb2.DrainResponse = self._ask("Drain", request)
         return WorkerView.from_pb(answer.worker)
 

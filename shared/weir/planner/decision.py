@@ -1,10 +1,10 @@
 """What the planner says: for each pool how many workers it wants, why, and what would change that now."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from weir.planner.observation import Role
+from weir.planner.observation import Role, other_role
 
 
 class Reason(StrEnum):
@@ -96,3 +96,11 @@ class Decision:
         for role in ("prefill", "decode"):
             found[role] |= {"delta": found[role]["wanted"] - found[role]["current"]}
         return found
+
+
+def only_more(decision: Decision, role: Role, num: int) -> Decision:
+    """What is left of a decision of which only this is done: so many workers more of a role, and no switch."""
+    more, other = decision.of(role), decision.of(other_role(role))
+    more, other = replace(more, wanted=more.current + num), replace(other, wanted=other.current)
+    prefill, decode = (more, other) if role == "prefill" else (other, more)
+    return replace(decision, prefill=prefill, decode=decode, switch=None)

@@ -70,6 +70,7 @@ RPC_CALLERS: Mapping[str, _Entry] = {
     "weir.v1.Admin/SetLimits": (_OPERATOR, _OPERATOR),
     "weir.v1.Scheduling/DescribeScheduling": (None, _OPERATOR),
     "weir.v1.Scheduling/SetLimits": (None, _OPERATOR),
+    "weir.v1.Scheduling/TuneLimits": (None, _OPERATOR),
     "weir.v1.Scheduling/SetPolicy": (None, _OPERATOR),
     "weir.v1.Worker/Serve": (None, _PEER),
     "weir.v1.Arena/Attach": (None, _HERE),

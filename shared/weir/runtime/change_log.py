@@ -55,7 +55,7 @@ class Change:
     before: str = ""
     after: str = ""
     reason: str = ""
-    """Of what is not done: the kind of error, and the field."""
+    """Of what is not done: the kind of error, and the field. Of what a tuner does: why, with its figures."""
     correlation_id: str = ""
 
 
@@ -66,6 +66,7 @@ class Told:
     object: str
     before: str = ""
     after: str = ""
+    reason: str = ""
 
 
 def outcome_of(error: WeirError) -> tuple[Result, str]:
@@ -152,7 +153,7 @@ class ChangeLog:
         for one in told:
             before, after = shown_value(one.before), shown_value(one.after)
             name = shown_name(one.object)
-            self.write(Change(actor, action, name, "done", before, after, correlation_id=correlation_id))
+            self.write(Change(actor, action, name, "done", before, after, one.reason, correlation_id))
 
     def write_failure(
         self, actor: str, action: str, objects: Iterable[str], error: WeirError, correlation_id: str

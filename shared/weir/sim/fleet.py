@@ -1,9 +1,11 @@
 """The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
 
+from dataclasses import replace
+
 from weir.bus.messages import SCHEDULER_HASH_BYTES, Placement, WorkerRecord
 from weir.bus.prefix_news import PrefixChanged
 from weir.engine.counters import EngineCounters
-from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, TokenSampled
+from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, SetBounds, TokenSampled
 from weir.kv.geometry import PAGE_TOKENS
 from weir.sim.cores import SharedCores
 from weir.sim.engines.make import EngineMaker
@@ -86,6 +88,19 @@ class Fleet:
         """It gets nothing new, and ends what it has."""
         self._draining.add(worker_id)
         self._scheduler.worker_seen(self._record(self._locations[worker_id], self._workers[worker_id]))
+
+    def set_bounds(self, worker_id: str, bounds: SetBounds) -> None:
+        """From its next step on, and the scheduler hears of it at once. Of real batchers alone."""
+        location = self._locations[worker_id]
+        num_seqs, num_tokens = bounds.max_num_seqs, bounds.max_num_batched_tokens
+        pool = replace(location.pool, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+        self._locations[worker_id] = replace(location, pool=pool)
+        worker = self._workers[worker_id]
+        worker.post(lambda engine: engine.set_bounds(bounds))
+        self._scheduler.worker_seen(self._record(self._locations[worker_id], worker))
+
+    def worker(self, worker_id: str) -> SimWorker:
+        return self._workers[worker_id]
 
     def is_empty(self, worker_id: str) -> bool:
         """As far as the worker itself knows: something may be on its way to it."""
@@ -251,7 +266,7 @@ class Fleet:
         """Its registry entry, every second while it lives."""
         if self._is_stopped or not worker.is_alive:
             return
-        self._scheduler.worker_seen(self._record(location, worker))
+        self._scheduler.worker_seen(self._record(self._locations[location.worker_id], worker))
         self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(location, worker))
 
     def _record(self, location: Location, worker: SimWorker) -> WorkerRecord:

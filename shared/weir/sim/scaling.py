@@ -1,7 +1,8 @@
 """A simulated fleet whose workers come and go: they start late, drain before they end, and change their roles.
 
 start   ordered ── start_s ──> serves                       paid from the order on
-end     drains ── until it is empty ──> gone                paid until it is gone
+spare   ordered ── spare_start_s ──> serves                 paid all the time, idle or not
+end     drains ── until it is empty ──> gone                paid until it is gone; or a spare again
 switch  drains ── until it is empty ── switch_s ──> serves in the other role
 """
 
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from weir.planner.observation import MAX_LENGTHS, ROLES, Observation, PoolCount, Role, other_role
+from weir.planner.observation import MAX_LENGTHS, ROLES, Observation, PoolCount, Pools, Role, other_role
 from weir.sim.fleet import Fleet
 from weir.sim.gateway import SimGateway
 from weir.sim.request_state import SimRequestState
@@ -20,6 +21,7 @@ from weir.sim.timeline import Timeline, ns_of_s
 
 _DRAINED_AFTER_S = 1.0
 """At least: what was granted before is on its way for less."""
+_NO_SPARES = Pools(0, 0)
 
 
 class FleetChange(NamedTuple):
@@ -47,9 +49,14 @@ class ScalingSpec:
     start_s: float
     switch_s: float = 3.0
     tick_s: float = 5.0
+    spares: Pools = _NO_SPARES
+    """Of each role, so many at most: warmed, and idle at the start. They are ordered before others."""
+    spare_start_s: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("start_s", "switch_s", "tick_s"):
+        if min(self.spares) < 0:
+            raise ValueError(f"spares {tuple(self.spares)}: must be at least 0 of each role")
+        for name in ("start_s", "switch_s", "tick_s", "spare_start_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} {getattr(self, name)}: must be finite and over 0")
 
@@ -106,6 +113,9 @@ class ScaledFleet:
             for worker_id in spec.worker_ids
             if worker_id.startswith(role)
         ]
+        self._idle_since_s: dict[Role, list[float]] = {role: [0.0] * scaling.spares.of(role) for role in ROLES}
+        """Of each spare."""
+        self._idle_spans: list[WorkerSpan] = []
         self._seen = _Seen()
         self._is_stopped = False
 
@@ -118,8 +128,9 @@ class ScaledFleet:
         self._is_stopped = True
 
     def spans(self) -> Sequence[WorkerSpan]:
-        """Of all workers that there ever were, by their orders."""
-        return tuple(WorkerSpan(one.role, one.from_s, one.to_s) for one in self._members)
+        """Of all workers that there ever were, by their orders; then of spares while they were idle."""
+        idle = [WorkerSpan(role, from_s, float("inf")) for role in ROLES for from_s in self._idle_since_s[role]]
+        return (*(WorkerSpan(one.role, one.from_s, one.to_s) for one in self._members), *self._idle_spans, *idle)
 
     @property
     def _now_s(self) -> float:
@@ -144,6 +155,9 @@ class ScaledFleet:
         self._num_made[role] += 1
         member = _Member(worker_id, role, self._now_s)
         self._members.append(member)
+        if after_s is None and self._idle_since_s[role]:
+            self._idle_spans.append(WorkerSpan(role, self._idle_since_s[role].pop(), self._now_s))
+            after_s = self._scaling.spare_start_s
         self._timeline.after(ns_of_s(after_s or self._scaling.start_s), lambda: self._serve(member))
 
     def _serve(self, member: _Member) -> None:
@@ -176,6 +190,9 @@ class ScaledFleet:
             if live[member.worker_id] == 0 and self._fleet.is_empty(member.worker_id):
                 member.to_s = self._now_s
                 self._fleet.retire(member.worker_id)
+                idle = self._idle_since_s[member.role]
+                if member.becomes is None and len(idle) < self._scaling.spares.of(member.role):
+                    idle.append(self._now_s)
                 if member.becomes is not None:
                     self._order(member.becomes, self._scaling.switch_s)
 

@@ -15,6 +15,7 @@ from weir.sim.scaling import ScaledFleet, ScalingSpec
 from weir.sim.scheduler import SimScheduler
 from weir.sim.spec import SystemSpec
 from weir.sim.timeline import Timeline, ns_of_s
+from weir.sim.tuning import TunedFleet, TuningSpec
 from weir.sim.workloads.workload import Workload, check_workload
 
 Progress = Callable[[int, float], None]
@@ -39,9 +40,9 @@ def simulate(
     policy: PolicySpec = DEFAULT_POLICY,
     fast_forward: bool = True,
     on_progress: Progress | None = None,
-    scaling: ScalingSpec | None = None,
+    scaling: ScalingSpec | TuningSpec | None = None,
 ) -> SimResult:
-    """`scaling`: workers come and go; the spec's are those at the start.
+    """`scaling`: workers come and go, the spec's being those at the start; or their bounds move, under the spec's.
 
     The same arguments give the same result, byte for byte, with `fast_forward` or without. Where the memory of
     a prefill or decode worker runs short in the course of a run with it, the run begins again with real batchers there,
@@ -52,6 +53,7 @@ def simulate(
     check_workload(workload)
     # Where one lane may displace another, the fast engines are not proven equal.
     fast_forward = fast_forward and len({request.lane for request in workload.requests}) <= 1
+    fast_forward = fast_forward and not isinstance(scaling, TuningSpec)
 
     def run(*, is_roomy: bool) -> SimResult:
         # The core places nothing while it gathers; arrivals begin after that.
@@ -87,7 +89,7 @@ class _Run:
         engines: EngineMaker,
         timeline: Timeline,
         on_progress: Progress | None,
-        scaling: ScalingSpec | None,
+        scaling: ScalingSpec | TuningSpec | None,
     ) -> None:
         self._timeline = timeline
         self._on_progress = on_progress
@@ -118,9 +120,11 @@ class _Run:
             cancel=lambda state: self._fleet.cancel(state),  # noqa: PLW0108
         )
         self._fleet = Fleet(spec, timeline, engines, self._gateway, self._scheduler, keeps_prefixes=keeps_prefixes)
-        self._scaled: ScaledFleet | None = None
-        if scaling is not None:
+        self._scaled: ScaledFleet | TunedFleet | None = None
+        if isinstance(scaling, ScalingSpec):
             self._scaled = ScaledFleet(scaling, spec, timeline, self._fleet, self._gateway, self._scheduler)
+        elif scaling is not None:
+            self._scaled = TunedFleet(scaling, spec, timeline, self._fleet, self._scheduler)
 
     def result(self) -> SimResult:
         self._fleet.begin()

@@ -6,7 +6,7 @@ turn     commands ─> decide ─> the step takes its time ─> record ─> even
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from weir.engine.messages import Arrival, Event, Failure, PageBundle
+from weir.engine.messages import Arrival, Event, Failure, PageBundle, SetBounds
 from weir.kv.geometry import PAGE_TOKENS
 from weir.sim.cores import SharedCores
 from weir.sim.memory import SimPageMemory
@@ -58,6 +58,10 @@ class Engine(Protocol):
 
     def forget(self, state: SimRequestState, copied: PageBundle | None) -> None:
         """It is handed off; `copied`: what it had here, which is free now."""
+        ...
+
+    def set_bounds(self, bounds: SetBounds) -> None:
+        """Raises ValueError where it cannot."""
         ...
 
     def begin_step(self) -> int | None:

@@ -30,6 +30,7 @@ class WorkerConfig(ServiceConfig):
     num_threads: int = setting(0, "Threads of the forward pass. 0: int8 what busy workers leave, fp32 an equal share.")
     group: str = setting("", "Lanes that name this group have the worker to themselves. Empty: it serves any lane.")
     policy: str = setting("", "NAME or NAME:KEY=VALUE,…: makes the batches until the scheduler chooses one.")
+    is_spare: bool = setting(False, "It starts drained, and takes work once it is told to, as by the planner.")
     workers_on_machine: int = setting(1, "Workers that share this machine's cores, this one among them.")
 
     def __post_init__(self) -> None:

@@ -67,7 +67,7 @@ class WorkerProcess:
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, context.grpc_server)
 
     async def start(self) -> None:
-        await self._shell.start()
+        await self._shell.start(is_spare=self._context.config.is_spare)
         try:
             self._bus = await self._connect_bus(f"{self._worker_id} operators")
             await self._listen()
@@ -109,7 +109,7 @@ class WorkerProcess:
         if refusal:
             return WorkerAnswer(self._worker_id, refusal)
         if command.is_draining:
-            self._shell.begin_drain(command.grace_ms / 1e3)
+            self._shell.begin_drain(command.grace_ms / 1e3, is_spare=command.is_spare)
         else:
             self._shell.end_drain()
         return WorkerAnswer(self._worker_id)

@@ -148,8 +148,9 @@ class WorkerShell:
         self.has_let_go = False
         """After `stop`: whether it writes nothing into the arena any more."""
 
-    async def start(self) -> None:
-        """Returns when warmed up and registered. Raises Unavailable without a transfer service or a bus."""
+    async def start(self, *, is_spare: bool = False) -> None:
+        """Returns when warmed up and registered; one that `is_spare` is drained then. Raises Unavailable without a
+        transfer service or a bus."""
         await self._arena.start()
         self._tasks.spawn(self._watch_lease(), "lease watch")
         memory = self._arena.memory
@@ -172,12 +173,16 @@ class WorkerShell:
             self._host.post(SetPolicy(PolicySpec.parse(self._config.policy).make()))
         self._keeper.start()
         self._tasks.spawn(self._sweep(), "sweep")
+        if is_spare:
+            self._drain.start_drained()
+            self._arena.set_draining(is_draining=True)
         await self._bus_link.start()
 
-    def begin_drain(self, grace_s: float) -> None:
+    def begin_drain(self, grace_s: float, *, is_spare: bool = False) -> None:
         """Takes nothing new; other workers go on with what is here. What nobody takes, and what has not ended after the
-        grace period, is interrupted."""
+        grace period, is interrupted. `is_spare`: the planner may have it take work again."""
         self._drain.begin(grace_s)
+        self._drain.mark_spare(is_spare=is_spare)
 
     async def empty(self, grace_s: float) -> None:
         """As `begin_drain`; returns when drained, soon after the grace period at the latest."""
@@ -308,6 +313,7 @@ class WorkerShell:
             num_waiting=load.num_waiting,
             is_draining=self._drain.duty is not Duty.SERVING,
             is_drained=self._drain.duty is Duty.DRAINED,
+            is_spare=self._drain.is_spare,
             num_live=self._manager.num_live + self._manager.num_expected,
             group=self._config.group,
             serves_locally=self._role.serves_locally,

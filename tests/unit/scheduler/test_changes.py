@@ -163,6 +163,7 @@ async def test_what_a_handler_serves_is_checked_there_too(scheduler: SchedulerCo
         for call, request in (
             (stub.DescribeScheduling, scheduling_pb2.DescribeSchedulingRequest()),
             (stub.SetLimits, scheduling_pb2.SetLimitsRequest()),
+            (stub.TuneLimits, scheduling_pb2.TuneLimitsRequest()),
             (stub.SetPolicy, scheduling_pb2.SetPolicyRequest(policy="srtf")),
             (admin.ListWorkers, admin_pb2.ListWorkersRequest()),
             (admin.Drain, admin_pb2.DrainRequest(worker_id="d")),

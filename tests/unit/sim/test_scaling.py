@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.unit.sim.loads import PROFILE, poisson_load, shared_prompts
 
-from weir.planner.observation import Observation, PoolCount
+from weir.planner.observation import Observation, PoolCount, Pools
 from weir.sim.results.metrics import SimResult, Slo
 from weir.sim.scaling import FleetChange, ScalingSpec
 from weir.sim.simulator import simulate
@@ -17,6 +17,7 @@ SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 LOAD = poisson_load(300, 12.0)
 LONG_ANSWERS = poisson_load(300, 12.0, output=400)
 LINK = LinkSpec(25.0)
+NO_SPARES = Pools(0, 0)
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ def run(
     pools: tuple[int, int] = (1, 1),
     start_s: float = 4.0,
     max_num_seqs: int = 16,
+    spares: Pools = NO_SPARES,
 ) -> tuple[SimResult, list[Observation]]:
     scripts: list[Script] = []
 
@@ -47,7 +49,7 @@ def run(
         return scripts[-1]
 
     spec = SystemSpec.split(*pools, PROFILE, link=LINK, max_num_seqs=max_num_seqs)
-    result = simulate(spec, load, scaling=ScalingSpec(make, SLO, start_s, switch_s=1.5, tick_s=1.0))
+    result = simulate(spec, load, scaling=ScalingSpec(make, SLO, start_s, switch_s=1.5, tick_s=1.0, spares=spares))
     assert all(outcome.is_finished for outcome in result.outcomes)
     return result, scripts[-1].seen
 
@@ -139,3 +141,25 @@ def test_workers_of_one_memory_cannot_come_and_go() -> None:
             simulate(spec, LOAD, scaling=scaling)
     with pytest.raises(ValueError, match="start_s"):
         replace(scaling, start_s=0.0)
+
+
+def test_a_spare_serves_at_once_and_is_paid_for_while_it_idles() -> None:
+    changes = {5.0: FleetChange(prefill=1)}
+    plain, _ = run(changes, start_s=8.0)
+    spared, seen = run(changes, start_s=8.0, spares=Pools(1, 0))
+    assert min(granted_to(plain, "prefill-1")) > 13.0
+    assert 5.0 < min(granted_to(spared, "prefill-1")) < 7.0
+    assert next(one.prefill.serving for one in seen if one.at_s > 5.9) == 2
+    end_s = spared.outcomes[-1].arrival_s
+    assert spared.worker_s == pytest.approx(3 * end_s)
+    assert plain.worker_s == pytest.approx(3 * end_s - 5.0)
+
+
+def test_who_is_ended_is_a_spare_again_as_far_as_there_may_be_one() -> None:
+    changes = {3.0: FleetChange(prefill=-1), 8.0: FleetChange(prefill=-1), 13.0: FleetChange(prefill=1)}
+    result, seen = run(changes, pools=(3, 1), spares=Pools(1, 0), start_s=60.0)
+    assert [one.prefill.serving for one in seen if one.at_s in (2.0, 7.0, 12.0, 15.0)] == [3, 2, 1, 2]
+    idle = [span for span in result.worker_spans if span.role == "prefill"][4:]
+    assert [round(span.from_s) for span in idle] == [0], "there is one already when others end"
+    with pytest.raises(ValueError, match=r"spares \(-1, 0\): must be at least 0"):
+        ScalingSpec(lambda: Script({}), SLO, 1.0, spares=Pools(-1, 0))

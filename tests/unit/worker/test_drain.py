@@ -158,3 +158,15 @@ async def test_the_registry_says_that_it_drains_and_that_it_is_drained(rig: Rig)
             while not (await record()).is_drained:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert (await record()).num_live == 0
+
+
+async def test_a_spare_is_known_as_one_until_it_takes_work_or_an_operator_drains_it(rig: Rig) -> None:
+    shell = rig.decode.shell
+    shell.begin_drain(0.0, is_spare=True)
+    await eventually(lambda: shell.duty is Duty.DRAINED)
+    assert shell._record().is_spare
+    shell.begin_drain(0.0)
+    assert (shell.duty, shell._record().is_spare) == (Duty.DRAINED, False), "an operator's drain takes it away"
+    shell.begin_drain(0.0, is_spare=True)
+    shell.end_drain()
+    assert (shell.duty, shell._record().is_spare) == (Duty.SERVING, False)

@@ -1,28 +1,32 @@
 """`weir planner`: the command, and its loop."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from weir.cli import EXIT_USAGE, options
 from weir.cli.console import error_line, fail, stdout
-from weir.cli.scheduling import AdminKey, SchedulerAddress, find_schedulers
+from weir.cli.scheduling import AdminKey, FoundSchedulers, SchedulerAddress, find_schedulers
 
 if TYPE_CHECKING:
+    from weir.cli.planner.loop import PlannerLoop
     from weir.cli.planner.page import PlannerPage
     from weir.planner.observation import Pools
+    from weir.planner.settings import PlannerSettings
+    from weir.sim.profile import CostProfile
 
-Mode = Literal["advise", "switch", "scale"]
+Mode = Literal["advise", "switch", "scale", "tune"]
 
 
 def planner(
     mode: Annotated[
         Mode,
         typer.Argument(
-            help="advise: says what it would do. switch: changes roles too. scale: numbers for autoscalers."
+            help="advise: says what it would do. switch: changes roles too. scale: numbers for autoscalers. "
+            "tune: bounds of workers, not their number."
         ),
     ] = "advise",
     ttft_ms: Annotated[float, typer.Option(min=1, help="SLO: time to first token.")] = 2000.0,
@@ -43,9 +47,22 @@ def planner(
     grace_s: Annotated[
         float, typer.Option(min=0, max=3600, help="Seconds that a worker's sequences may go on.")
     ] = 30.0,
+    spares: Annotated[
+        int, typer.Option(min=0, help="With switch: so many workers that are not needed may rest as spares.")
+    ] = 0,
     profile: Annotated[str, typer.Option(help="Cost profile, as of `weir plan`. Empty: as workers measure.")] = "",
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="Page of metrics. 0: none.")] = 0,
     metrics_host: Annotated[str, typer.Option(help="Where that page is.")] = "127.0.0.1",
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With tune: ROLE.BOUND=LOW,HIGH, such as decode.max_num_seqs=4,32; of each bound it may move."
+        ),
+    ] = None,
+    canary_share: Annotated[float, typer.Option(help="With tune: of the workers of a role, to try on.")] = 0.25,
+    max_error: Annotated[float, typer.Option(help="With tune: how often no gain is taken for one.")] = 0.05,
+    apply: Annotated[bool, typer.Option("--apply", help="With tune: also do it.")] = False,
+    revert: Annotated[bool, typer.Option("--revert", help="With tune: take back all that was tuned, and end.")] = False,
     num_looks: Annotated[int, typer.Option(min=0, help="End after so many. 0: never.")] = 0,
     gateway: Annotated[
         list[str] | None, typer.Option(help="http://HOST:PORT of a gateway; of each, where several.")
@@ -65,7 +82,23 @@ def planner(
     weir planner --ttft-ms 1000 --itl-ms 100
     weir planner switch --metrics-port 9464
     weir planner scale --metrics-port 9464 --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051
+    weir planner tune --tune decode.max_num_seqs=4,32 --apply
+    weir planner tune --revert
     """
+    if mode == "tune":
+        from weir.cli.planner.tune_command import TuneArgs, revert_tuned, tune_stack
+
+        schedulers = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
+        if revert:
+            revert_tuned(schedulers)
+            return
+        urls, _ = options.find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
+        shares = (attainment, canary_share, max_error)
+        args = TuneArgs(urls, api_key, schedulers, tuple(tune or ()), (ttft_ms / 1e3, itl_ms / 1e3), shares, window_s)
+        tune_stack(args, tick_s, lambda step: _run(step, tick_s, num_looks), _print_line, acts=apply)
+        return
+    if tune or apply or revert:
+        fail("--tune, --apply and --revert go with the mode tune", code=EXIT_USAGE)
     from weir.planner.settings import PlannerSettings
     from weir.sim.profile import load_profile
 
@@ -93,27 +126,48 @@ def planner(
         fail(str(error), code=EXIT_USAGE)
     urls, _ = options.find_gateways(gateway or [], admin_key, instance, grpc_port, runtime_dir)
     found = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)
+    from weir.cli.planner.page import PlannerPage
+
+    page = PlannerPage(max_age_s=3 * max(tick_s, 5.0))
+    planned = _Planned(mode, settings, given, urls, api_key, found, grace_s, spares)
+    with _open_loop(planned, page) as loop, _served_page(page, metrics_host, metrics_port):
+        _run(loop.step, tick_s, num_looks)
+
+
+class _Planned(NamedTuple):
+    """Of the command."""
+
+    mode: Mode
+    settings: "PlannerSettings"
+    profile: "CostProfile | None"
+    urls: Sequence[str]
+    api_key: str
+    schedulers: FoundSchedulers
+    grace_s: float
+    spares: int
+
+
+@contextmanager
+def _open_loop(args: _Planned, page: "PlannerPage") -> Iterator["PlannerLoop"]:
     from weir.cli.planner.capacity import MeasuredCapacity
     from weir.cli.planner.loop import PlannerLoop
-    from weir.cli.planner.page import DecisionLog, PlannerPage
+    from weir.cli.planner.page import DecisionLog
     from weir.cli.planner.watch import StackWatch
     from weir.client.workers import WorkersClient
     from weir.planner.planner import Planner
     from weir.scheduling.limits import CoreLimits
     from weir.sim.results.metrics import Slo
 
-    page = PlannerPage(max_age_s=3 * max(tick_s, 5.0))
-    log = DecisionLog(_print_line, every_s=window_s, mode=mode)
+    settings, found = args.settings, args.schedulers
+    log = DecisionLog(_print_line, every_s=settings.window_s, mode=args.mode)
     slo = Slo(ttft_s=settings.ttft_slo_s, tpot_s=settings.itl_slo_s)
     capacity = MeasuredCapacity(slo, CoreLimits())
     with (
         WorkersClient(found.addresses, admin_key=found.admin_key, certificate=found.certificate) as workers,
-        closing(StackWatch(urls, api_key, workers, capacity, slo, given)) as watch,
-        _served_page(page, metrics_host, metrics_port),
+        closing(StackWatch(args.urls, args.api_key, workers, capacity, slo, args.profile)) as watch,
     ):
-        actor = workers if mode == "switch" else None
-        loop = PlannerLoop(watch, Planner(settings, capacity), page, log, actor, grace_s)
-        _run(loop.step, tick_s, num_looks)
+        actor = workers if args.mode == "switch" else None
+        yield PlannerLoop(watch, Planner(settings, capacity), page, log, actor, args.grace_s, args.spares)
 
 
 def _run(step: Callable[[], None], tick_s: float, num_looks: int) -> None:

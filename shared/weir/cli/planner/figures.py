@@ -12,6 +12,7 @@ from weir.planner.observation import MAX_LENGTHS, Observation, PoolCount, Role
 
 Labels = frozenset[tuple[str, str]]
 _STEP_COST = "weir_worker_step_cost"
+_IS_DRAINED = "weir_worker_is_drained"
 _TTFT, _TPOT = "weir_time_to_first_token_seconds", "weir_time_per_output_token_seconds"
 PROMPTS, _OUTPUTS = "weir_request_prompt_tokens", "weir_request_output_tokens"
 
@@ -44,11 +45,25 @@ class Figures:
             raise FiguresMissing(f"{name}{f' of {role} workers' if role else ''}")
         return sum(found)
 
+    def of_those_that_serve(self) -> "Figures":
+        """Without the processes that are drained: what they could take is nobody's, though their pages show it."""
+        drained = {dict(labels).get("process") for labels, value in self.series.get(_IS_DRAINED, {}).items() if value}
+        kept = {
+            name: {labels: value for labels, value in series.items() if dict(labels).get("process") not in drained}
+            for name, series in self.series.items()
+        }
+        return replace(self, series=kept) if drained else self
+
     def try_gauge(self, name: str, role: str = "") -> float | None:
         try:
             return self.gauge(name, role)
         except FiguresMissing:
             return None
+
+    def of_process(self, name: str, process: str) -> float | None:
+        """None: it does not show that."""
+        found = (value for labels, value in self.series.get(name, {}).items() if ("process", process) in labels)
+        return next(found, None)
 
     def grown(self, before: "Figures", name: str) -> dict[Labels, float]:
         """Of counters that both looks have: a process that came between has nothing to compare with."""
@@ -183,7 +198,8 @@ def with_backlog(seen: Observation, now: Figures, prompts: Sequence[int]) -> Obs
 
 def _booked_share(now: Figures) -> float:
     """Of pages or of sequences, whichever is scarcer; of hosts that the gateways reach. Raises FiguresMissing."""
-    shares = [now.gauge("weir_scheduler_requests_granted") / max(1.0, now.gauge("weir_worker_max_sequences", "decode"))]
+    num_sequences = now.of_those_that_serve().gauge("weir_worker_max_sequences", "decode")
+    shares = [now.gauge("weir_scheduler_requests_granted") / max(1.0, num_sequences)]
     num_pages = now.try_gauge("weir_arena_pages")
     if num_pages:
         shares.append(now.gauge("weir_scheduler_reserved_pages") / num_pages)

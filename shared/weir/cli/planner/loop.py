@@ -7,7 +7,8 @@ from weir.cli.planner.page import DecisionLog, PlannerPage
 from weir.cli.planner.watch import StackWatch
 from weir.client.workers import WorkersClient, WorkerView
 from weir.core.errors import WeirError
-from weir.planner.decision import Decision
+from weir.planner.decision import Decision, only_more
+from weir.planner.observation import ROLES, Role
 from weir.planner.planner import Planner
 
 _LOST_AFTER_S = 300.0
@@ -15,7 +16,8 @@ _LOST_AFTER_S = 300.0
 
 
 class PlannerLoop:
-    """`actor`: through whom roles are changed; None: only advice is given."""
+    """`actor`: through whom roles are changed and spares used; None: only advice is given. `max_spares`: so many
+    workers that are not needed may rest as spares."""
 
     def __init__(
         self,
@@ -25,6 +27,7 @@ class PlannerLoop:
         log: DecisionLog,
         actor: WorkersClient | None,
         grace_s: float,
+        max_spares: int = 0,
     ) -> None:
         self._watch = watch
         self._planner = planner
@@ -32,6 +35,7 @@ class PlannerLoop:
         self._log = log
         self._actor = actor
         self._grace_s = grace_s
+        self._max_spares = max_spares
         self._awaited: tuple[str, float] | None = None
         """The id that the worker which changes its role will have, and since when."""
         self._missing = ""
@@ -56,8 +60,58 @@ class PlannerLoop:
             return
         self._page.show(decision)
         self._log.decided(decision)
-        if self._actor is not None and decision.switch is not None and self._awaited is None:
+        if self._actor is None or self._try_use_spares(self._actor, decision, workers):
+            return
+        if decision.switch is None:
+            self._rest(self._actor, decision, workers)
+        elif self._awaited is None:
             self._switch(self._actor, decision, workers)
+
+    def _try_use_spares(self, actor: WorkersClient, decision: Decision, workers: list[WorkerView]) -> bool:
+        """In place of a switch too: they serve at once, and take nothing from the other pool."""
+        role = next((role for role in ROLES if decision.of(role).delta > 0), None)
+        if role is None or self._awaited is not None:
+            return False
+        spares = [one for one in workers if one.is_spare and one.duty == "drained"]
+        spares.sort(key=lambda one: one.role != role)
+        used = [one for one in spares[: decision.of(role).delta] if self._try_use(actor, decision, one, role)]
+        if used:
+            self._planner.begun(only_more(decision, role, len(used)))
+        return bool(used)
+
+    def _try_use(self, actor: WorkersClient, decision: Decision, spare: WorkerView, role: Role) -> bool:
+        began_s = time.monotonic()
+        try:
+            if spare.role == role:
+                actor.end_drain(spare.worker_id)
+            else:
+                actor.set_role(spare.worker_id, role, grace_s=self._grace_s)
+        except WeirError as error:
+            self._refused("spare_refused", decision, spare.worker_id, error)
+            return False
+        took_s = round(time.monotonic() - began_s, 3)
+        self._page.count("spares_used")
+        self._log.note("spare_used", decision=decision.number, worker=spare.worker_id, role=role, took_s=took_s)
+        return True
+
+    def _rest(self, actor: WorkersClient, decision: Decision, workers: list[WorkerView]) -> None:
+        """One that is not needed, where there may be another spare."""
+        role = next((role for role in ROLES if decision.of(role).delta < 0), None)
+        if role is None or sum(one.is_spare for one in workers) >= self._max_spares:
+            return
+        serving = [one for one in workers if one.role == role and one.duty == "serving"]
+        worker = min(serving, key=lambda one: one.num_live)
+        try:
+            actor.drain(worker.worker_id, grace_s=self._grace_s, as_spare=True)
+        except WeirError as error:
+            self._refused("rest_refused", decision, worker.worker_id, error)
+            return
+        self._planner.begun(decision)
+        self._log.note("rest_begun", decision=decision.number, worker=worker.worker_id)
+
+    def _refused(self, event: str, decision: Decision, worker_id: str, error: WeirError) -> None:
+        self._page.count("switches_failed")
+        self._log.note(event, decision=decision.number, worker=worker_id, problem=error.message)
 
     def _switch(self, actor: WorkersClient, decision: Decision, workers: list[WorkerView]) -> None:
         """The worker of the role with the least to do."""
@@ -68,8 +122,7 @@ class PlannerLoop:
         try:
             new_id = actor.set_role(worker.worker_id, switch.to_role, grace_s=self._grace_s)
         except WeirError as error:
-            self._page.count("switches_failed")
-            self._log.note("switch_refused", decision=decision.number, worker=worker.worker_id, problem=error.message)
+            self._refused("switch_refused", decision, worker.worker_id, error)
             return
         self._planner.begun(decision)
         self._awaited = (new_id, time.monotonic())

@@ -27,7 +27,8 @@ _COUNTED: Mapping[str, str] = {
     "weir_planner_decisions": "Decisions that were made.",
     "weir_planner_looks_without_figures": "Looks at which a figure was missing, so that nothing was said.",
     "weir_planner_switches_begun": "Changes of roles that it began.",
-    "weir_planner_switches_failed": "Changes of roles that were refused or did not come.",
+    "weir_planner_switches_failed": "Changes of roles or of spares that were refused or did not come.",
+    "weir_planner_spares_used": "Spares that it had take work.",
 }
 FIGURES: Mapping[str, str] = {
     name: text for names in (_BY_ROLE, _OF_DECISIONS) for name, (_, text) in names.items()

@@ -19,56 +19,25 @@ _MAX_PAGE_BYTES = 16 << 20
 _MAX_PROMPTS = 256
 
 
-class StackWatch:
-    """Looks at one stack again and again; what has come about is told from one look to the next. To be closed."""
+class GatewayPages:
+    """Their metrics, read again and again. To be closed."""
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        api_key: str,
-        workers: WorkersClient,
-        capacity: MeasuredCapacity,
-        slo: Slo,
-        profile: CostProfile | None,
-    ) -> None:
-        """`api_key`: a tenant's, that gateways ask of who reads their pages. `profile`: of each worker; None: what they
-        have measured themselves."""
+    def __init__(self, urls: Sequence[str], api_key: str) -> None:
+        """`api_key`: a tenant's, that gateways ask of who reads their pages."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._clients = [httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S) for url in urls]
-        self._workers = workers
-        self._capacity = capacity
-        self._slo = slo
-        self._profile = profile
-        self._before: Figures | None = None
-        self._prompts: tuple[int, ...] = ()
+
+    def read(self) -> Figures:
+        """Raises FiguresMissing, saying who does not answer, or with what."""
+        pages = [self._page(client) for client in self._clients]
+        try:
+            return Figures.parse(time.monotonic(), pages)
+        except ValueError as error:
+            raise FiguresMissing(f"a page of metrics: what a gateway answers is none ({error!s:.80})") from error
 
     def close(self) -> None:
         for client in self._clients:
             client.close()
-
-    def look(self) -> tuple[Observation, list[WorkerView]] | None:
-        """None at the first look. Raises FiguresMissing, saying what is missing or who does not answer."""
-        pages = [self._page(client) for client in self._clients]
-        try:
-            figures = Figures.parse(time.monotonic(), pages)
-        except ValueError as error:
-            raise FiguresMissing(f"a page of metrics: what a gateway answers is none ({error!s:.80})") from error
-        before, self._before = self._before, figures
-        try:
-            workers = self._workers.list()
-        except WeirError as error:
-            raise FiguresMissing(f"the workers: {error.message}") from error
-        if len({worker.model for worker in workers}) > 1:
-            models = ", ".join(sorted({worker.model for worker in workers}))
-            raise FiguresMissing(f"one model: the planner plans for a stack of one, and here are {models}")
-        counts = {role: _count(workers, role) for role in ROLES}
-        self._measure(figures, counts)
-        if before is None:
-            self._prompts = Distribution.so_far(figures, PROMPTS).lengths()
-            return None
-        seen = observation_of(before, figures, counts, self._slo.ttft_s, self._slo.tpot_s)
-        self._prompts = (*seen.prompt_lengths, *self._prompts)[:_MAX_PROMPTS]
-        return with_backlog(seen, figures, self._prompts), workers
 
     def _page(self, client: httpx.Client) -> str:
         """Raises FiguresMissing. It is read no further than it may be long."""
@@ -86,10 +55,57 @@ class StackWatch:
             raise FiguresMissing(f"{client.base_url}: does not answer ({type(error).__name__})") from error
         return content.decode(errors="replace")
 
+
+class StackWatch:
+    """Looks at one stack again and again; what has come about is told from one look to the next. To be closed."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        api_key: str,
+        workers: WorkersClient,
+        capacity: MeasuredCapacity,
+        slo: Slo,
+        profile: CostProfile | None,
+    ) -> None:
+        """`api_key`: a tenant's, that gateways ask of who reads their pages. `profile`: of each worker; None: what they
+        have measured themselves."""
+        self._pages = GatewayPages(urls, api_key)
+        self._workers = workers
+        self._capacity = capacity
+        self._slo = slo
+        self._profile = profile
+        self._before: Figures | None = None
+        self._prompts: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        self._pages.close()
+
+    def look(self) -> tuple[Observation, list[WorkerView]] | None:
+        """None at the first look. Raises FiguresMissing, saying what is missing or who does not answer."""
+        figures = self._pages.read()
+        before, self._before = self._before, figures
+        try:
+            workers = self._workers.list()
+        except WeirError as error:
+            raise FiguresMissing(f"the workers: {error.message}") from error
+        if len({worker.model for worker in workers}) > 1:
+            models = ", ".join(sorted({worker.model for worker in workers}))
+            raise FiguresMissing(f"one model: the planner plans for a stack of one, and here are {models}")
+        counts = {role: _count(workers, role) for role in ROLES}
+        self._measure(figures, counts)
+        if before is None:
+            self._prompts = Distribution.so_far(figures, PROMPTS).lengths()
+            return None
+        seen = observation_of(before, figures, counts, self._slo.ttft_s, self._slo.tpot_s)
+        self._prompts = (*seen.prompt_lengths, *self._prompts)[:_MAX_PROMPTS]
+        return with_backlog(seen, figures, self._prompts), workers
+
     def _measure(self, figures: Figures, counts: Mapping[Role, PoolCount]) -> None:
         """Raises FiguresMissing until workers of both roles have measured their steps."""
         specs: dict[Role, PoolSpec] = {}
         num_pages = figures.try_gauge("weir_arena_pages")
+        figures = figures.of_those_that_serve()
         for role in ROLES:
             num = max(1, counts[role].serving + counts[role].draining)
             step = figures.step_cost(role)

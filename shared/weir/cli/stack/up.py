@@ -39,6 +39,7 @@ _STOP_S = 60.0
 def up(
     prefill: Annotated[int | None, stack_option(StackConfig, "prefill")] = None,
     decode: Annotated[int | None, stack_option(StackConfig, "decode")] = None,
+    spares: Annotated[int | None, stack_option(StackConfig, "spares")] = None,
     schedulers: Annotated[int | None, stack_option(StackConfig, "schedulers")] = None,
     gateways: Annotated[int | None, stack_option(StackConfig, "gateways")] = None,
     model: Annotated[str | None, stack_option(StackConfig, "model")] = None,

@@ -51,6 +51,7 @@ class StackConfig:
 
     prefill: int = setting(1, "Number of prefill workers. 0: decode workers serve alone.")
     decode: int = setting(1, "Number of decode workers.")
+    spares: int = setting(0, "Further decode workers that start drained: they are warm when the planner wants more.")
     schedulers: int = setting(1, "Number of schedulers: one leads, the others stand by.")
     gateways: int = setting(1, "Number of gateways, each with ports of its own: the next free ones.")
     model: str = setting("smollm2-135m", MODEL_HELP)
@@ -107,6 +108,7 @@ class StackConfig:
             check_instance(self.instance)
         check_range(self, "prefill", 0, MAX_WORKERS)
         check_range(self, "decode", self.least_of_each, MAX_WORKERS)
+        check_range(self, "spares", 0, MAX_WORKERS)
         check_range(self, "schedulers", self.least_of_each, _MAX_SCHEDULERS)
         check_range(self, "gateways", self.least_of_each, MAX_GATEWAYS)
         check_range(self, "http_port", 1, 65535)

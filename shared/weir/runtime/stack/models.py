@@ -48,6 +48,8 @@ class StackModel:
     exact: bool = False
     prefill: int = 1
     decode: int = 1
+    spares: int = 0
+    """Decode workers that start drained."""
     group: str = ""
     """Of its workers: only lanes of this group have them."""
     aliases: tuple[str, ...] = ()
@@ -67,6 +69,7 @@ class StackModel:
         check_load(self.load, self.model_shape)
         check_range(self, "prefill", 0, MAX_WORKERS)
         check_range(self, "decode", 0, MAX_WORKERS)
+        check_range(self, "spares", 0, MAX_WORKERS)
         if self.group and not _GROUP.fullmatch(self.group):
             raise ValueError(f"group {self.group!r}: must be at most 32 characters of a-z 0-9 _ -")
         for name in ("arena_bytes", "max_context_tokens"):
@@ -146,7 +149,7 @@ class StackModels:
     def num_workers(self, model: StackModel) -> int:
         """Of one model, in all groups."""
         own = sum(group.prefill + group.decode for group in self.groups if group.has(model))
-        return model.prefill + model.decode + own
+        return model.prefill + model.decode + model.spares + own
 
     @property
     def num_all_workers(self) -> int:

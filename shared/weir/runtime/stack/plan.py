@@ -191,7 +191,8 @@ def plan_model(
         in_group = ("--group", group) if group else ()
         for role, number in (("prefill", num_prefill), ("decode", num_decode)):
             specs += [spec_of(role, (*bounded, *in_group)) for _ in range(number)]
-    return specs
+    in_group = ("--group", model.group) if model.group else ()
+    return specs + [spec_of("decode", (*bounded, *in_group, "--is-spare")) for _ in range(model.spares)]
 
 
 def _tier_flags(config: StackConfig) -> tuple[str, ...]:

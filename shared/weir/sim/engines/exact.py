@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from weir.core.cost import PromptChunk, StepCost
 from weir.engine.batching.batcher import Batcher
-from weir.engine.messages import Arrival, Failure, PageBundle, PagesWanted, SequenceKey
+from weir.engine.messages import Arrival, Failure, PageBundle, PagesWanted, SequenceKey, SetBounds
 from weir.engine.plan import StepPlan, StepResult
 from weir.sim.request_state import LAST_TOKEN, TOKEN, RequestStates, SimRequestState
 from weir.sim.timeline import Timeline, ns_of_ms
@@ -61,6 +61,9 @@ class ExactEngine:
         self._batcher.forget(state.key)
         if copied is not None:
             self._return(copied)
+
+    def set_bounds(self, bounds: SetBounds) -> None:
+        self._batcher.set_bounds(bounds)
 
     def begin_step(self) -> int | None:
         self._return(self._batcher.pool.take_used())  # of what was cancelled

@@ -9,7 +9,7 @@ runs both. Before that ends another engine goes on, with the real batcher.
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from weir.engine.messages import Failure, PageBundle
+from weir.engine.messages import Failure, PageBundle, SetBounds
 from weir.sim.engines.fast_batch import FastBatch, FastRow, plan_prompts, step_ns
 from weir.sim.memory import PlainMemory
 from weir.sim.request_state import SimRequestState
@@ -129,6 +129,9 @@ class FastEngine:
 
     def forget(self, state: SimRequestState, copied: PageBundle | None) -> None:
         raise AssertionError(f"{state.request.request_id}: only a prefill worker hands off ({copied})")
+
+    def set_bounds(self, bounds: SetBounds) -> None:
+        raise ValueError(f"{bounds}: a fast engine has the bounds that it was made with")
 
     def begin_step(self) -> int | None:
         """Raises MemoryIsTight."""

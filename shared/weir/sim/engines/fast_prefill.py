@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from weir.engine.messages import Failure, HandOffReady, PageBundle, SequenceEnded
+from weir.engine.messages import Failure, HandOffReady, PageBundle, SequenceEnded, SetBounds
 from weir.kv.geometry import num_pages_for
 from weir.sim.engines.fast_batch import step_ns
 from weir.sim.memory import PlainMemory
@@ -85,6 +85,9 @@ class FastPrefill:
         self._counts["handed_off"] += 1
         assert copied is not None, "without a link prefill workers share their memory, and none is fast"
         self._memory.count_used(-prompt.num_pages)
+
+    def set_bounds(self, bounds: SetBounds) -> None:
+        raise ValueError(f"{bounds}: a fast engine has the bounds that it was made with")
 
     def begin_step(self) -> int | None:
         """Raises MemoryIsTight."""

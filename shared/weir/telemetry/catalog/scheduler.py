@@ -47,6 +47,8 @@ limits_reloads_total: Times the limits file was read anew.
 limits_reload_errors_total: Times the limits file could not be used.
 limits_file_is_wrong: Whether the limits file cannot be used as it is now.
 limits_overrides: Limits that operators have set over the file's.
+limits_tuned: Bounds of workers that a tuner has kept.
+limits_on_trial: Bounds that a tuner tries on single workers.
 rules_unpublished: Rules that gateways or workers were not told yet.
 operators_refused_total: Calls of operators without a valid key.
 changes_*_total > weir_scheduler_changes_total by outcome: Changes of operators, written to their file or lost there.

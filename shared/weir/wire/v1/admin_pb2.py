@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weir.wire.v1 import scheduling_pb2 as weir_dot_v1_dot_scheduling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/admin.proto\x12\x07weir.v1\x1a\x18weir/v1/scheduling.proto\"\'\n\x0f\x44\x65scribeRequest\x12\x14\n\x0c\x66igures_only\x18\x01 \x01(\x08\"\x8e\x02\n\x10\x44\x65scribeResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\x37\n\x07metrics\x18\x06 \x03(\x0b\x32&.weir.v1.DescribeResponse.MetricsEntry\x12\x18\n\x10integrity_errors\x18\x07 \x03(\t\x12&\n\nhistograms\x18\x08 \x03(\x0b\x32\x12.weir.v1.Histogram\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xcc\x01\n\tHistogram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x06labels\x18\x02 \x03(\x0b\x32\x1e.weir.v1.Histogram.LabelsEntry\x12\r\n\x05\x65\x64ges\x18\x03 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\x04\x12\r\n\x05total\x18\x05 \x01(\x01\x12$\n\texemplars\x18\x06 \x03(\x0b\x32\x11.weir.v1.Exemplar\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"I\n\x08\x45xemplar\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x10\n\x08trace_id\x18\x03 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x04 \x01(\x01\"@\n\x15\x41\x64minSetLimitsRequest\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.weir.v1.LimitSetting\"?\n\x16\x41\x64minSetLimitsResponse\x12%\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x14.weir.v1.LimitChange\"\x14\n\x12ListWorkersRequest\"B\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.weir.v1.WorkerDescription\"\x9a\x01\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0f\n\x07host_id\x18\x05 \x01(\t\x12!\n\x04\x64uty\x18\x06 \x01(\x0e\x32\x13.weir.v1.WorkerDuty\x12\x10\n\x08num_live\x18\x07 \x01(\r\"B\n\x0c\x44rainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\x04\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\";\n\rDrainResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\"$\n\x0f\x45ndDrainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\">\n\x10\x45ndDrainResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\"R\n\x0eSetRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x10\n\x08grace_ms\x18\x03 \x01(\x04\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\"T\n\x0fSetRoleResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\x12\x15\n\rnew_worker_id\x18\x02 \x01(\t\"%\n\x10ListStepsRequest\x12\x11\n\tmax_steps\x18\x01 \x01(\r\"<\n\x11ListStepsResponse\x12\'\n\x05steps\x18\x01 \x03(\x0b\x32\x18.weir.v1.StepDescription\"\xbb\x01\n\x0fStepDescription\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x14\n\x0cstarted_at_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x01\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x06 \x01(\r\x12(\n\tsequences\x18\x07 \x03(\x0b\x32\x15.weir.v1.StepSequence\"=\n\x0cStepSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\"%\n\x0fMapPagesRequest\x12\x12\n\nmax_ranges\x18\x01 \x01(\r\"b\n\x10MapPagesResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x17\n\x0fpages_per_range\x18\x02 \x01(\r\x12\"\n\x06ranges\x18\x03 \x03(\x0b\x32\x12.weir.v1.PageRange\"o\n\tPageRange\x12\x10\n\x08num_free\x18\x01 \x01(\r\x12\x12\n\nnum_leased\x18\x02 \x01(\r\x12\x14\n\x0cnum_orphaned\x18\x03 \x01(\r\x12\x12\n\nnum_cached\x18\x04 \x01(\r\x12\x12\n\nnum_shared\x18\x05 \x01(\r*\x8d\x01\n\nWorkerDuty\x12\x1b\n\x17WORKER_DUTY_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_DUTY_SERVING\x10\x01\x12\x18\n\x14WORKER_DUTY_DRAINING\x10\x02\x12\x17\n\x13WORKER_DUTY_DRAINED\x10\x03\x12\x16\n\x12WORKER_DUTY_SILENT\x10\x04\x32\x9c\x04\n\x05\x41\x64min\x12?\n\x08\x44\x65scribe\x12\x18.weir.v1.DescribeRequest\x1a\x19.weir.v1.DescribeResponse\x12\x42\n\tListSteps\x12\x19.weir.v1.ListStepsRequest\x1a\x1a.weir.v1.ListStepsResponse\x12?\n\x08MapPages\x12\x18.weir.v1.MapPagesRequest\x1a\x19.weir.v1.MapPagesResponse\x12H\n\x0bListWorkers\x12\x1b.weir.v1.ListWorkersRequest\x1a\x1c.weir.v1.ListWorkersResponse\x12\x36\n\x05\x44rain\x12\x15.weir.v1.DrainRequest\x1a\x16.weir.v1.DrainResponse\x12?\n\x08\x45ndDrain\x12\x18.weir.v1.EndDrainRequest\x1a\x19.weir.v1.EndDrainResponse\x12<\n\x07SetRole\x12\x17.weir.v1.SetRoleRequest\x1a\x18.weir.v1.SetRoleResponse\x12L\n\tSetLimits\x12\x1e.weir.v1.AdminSetLimitsRequest\x1a\x1f.weir.v1.AdminSetLimitsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/admin.proto\x12\x07weir.v1\x1a\x18weir/v1/scheduling.proto\"\'\n\x0f\x44\x65scribeRequest\x12\x14\n\x0c\x66igures_only\x18\x01 \x01(\x08\"\x8e\x02\n\x10\x44\x65scribeResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\x37\n\x07metrics\x18\x06 \x03(\x0b\x32&.weir.v1.DescribeResponse.MetricsEntry\x12\x18\n\x10integrity_errors\x18\x07 \x03(\t\x12&\n\nhistograms\x18\x08 \x03(\x0b\x32\x12.weir.v1.Histogram\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xcc\x01\n\tHistogram\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x06labels\x18\x02 \x03(\x0b\x32\x1e.weir.v1.Histogram.LabelsEntry\x12\r\n\x05\x65\x64ges\x18\x03 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\x04\x12\r\n\x05total\x18\x05 \x01(\x01\x12$\n\texemplars\x18\x06 \x03(\x0b\x32\x11.weir.v1.Exemplar\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"I\n\x08\x45xemplar\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x10\n\x08trace_id\x18\x03 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x04 \x01(\x01\"@\n\x15\x41\x64minSetLimitsRequest\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.weir.v1.LimitSetting\"?\n\x16\x41\x64minSetLimitsResponse\x12%\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x14.weir.v1.LimitChange\"\x14\n\x12ListWorkersRequest\"B\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.weir.v1.WorkerDescription\"\xac\x01\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0f\n\x07host_id\x18\x05 \x01(\t\x12!\n\x04\x64uty\x18\x06 \x01(\x0e\x32\x13.weir.v1.WorkerDuty\x12\x10\n\x08num_live\x18\x07 \x01(\r\x12\x10\n\x08is_spare\x18\x08 \x01(\x08\"T\n\x0c\x44rainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\x04\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\x10\n\x08\x61s_spare\x18\x04 \x01(\x08\";\n\rDrainResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\"$\n\x0f\x45ndDrainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\">\n\x10\x45ndDrainResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\"R\n\x0eSetRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x10\n\x08grace_ms\x18\x03 \x01(\x04\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\"T\n\x0fSetRoleResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.weir.v1.WorkerDescription\x12\x15\n\rnew_worker_id\x18\x02 \x01(\t\"%\n\x10ListStepsRequest\x12\x11\n\tmax_steps\x18\x01 \x01(\r\"<\n\x11ListStepsResponse\x12\'\n\x05steps\x18\x01 \x03(\x0b\x32\x18.weir.v1.StepDescription\"\xbb\x01\n\x0fStepDescription\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x14\n\x0cstarted_at_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x01\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x06 \x01(\r\x12(\n\tsequences\x18\x07 \x03(\x0b\x32\x15.weir.v1.StepSequence\"=\n\x0cStepSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\"%\n\x0fMapPagesRequest\x12\x12\n\nmax_ranges\x18\x01 \x01(\r\"b\n\x10MapPagesResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x17\n\x0fpages_per_range\x18\x02 \x01(\r\x12\"\n\x06ranges\x18\x03 \x03(\x0b\x32\x12.weir.v1.PageRange\"o\n\tPageRange\x12\x10\n\x08num_free\x18\x01 \x01(\r\x12\x12\n\nnum_leased\x18\x02 \x01(\r\x12\x14\n\x0cnum_orphaned\x18\x03 \x01(\r\x12\x12\n\nnum_cached\x18\x04 \x01(\r\x12\x12\n\nnum_shared\x18\x05 \x01(\r*\x8d\x01\n\nWorkerDuty\x12\x1b\n\x17WORKER_DUTY_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_DUTY_SERVING\x10\x01\x12\x18\n\x14WORKER_DUTY_DRAINING\x10\x02\x12\x17\n\x13WORKER_DUTY_DRAINED\x10\x03\x12\x16\n\x12WORKER_DUTY_SILENT\x10\x04\x32\x9c\x04\n\x05\x41\x64min\x12?\n\x08\x44\x65scribe\x12\x18.weir.v1.DescribeRequest\x1a\x19.weir.v1.DescribeResponse\x12\x42\n\tListSteps\x12\x19.weir.v1.ListStepsRequest\x1a\x1a.weir.v1.ListStepsResponse\x12?\n\x08MapPages\x12\x18.weir.v1.MapPagesRequest\x1a\x19.weir.v1.MapPagesResponse\x12H\n\x0bListWorkers\x12\x1b.weir.v1.ListWorkersRequest\x1a\x1c.weir.v1.ListWorkersResponse\x12\x36\n\x05\x44rain\x12\x15.weir.v1.DrainRequest\x1a\x16.weir.v1.DrainResponse\x12?\n\x08\x45ndDrain\x12\x18.weir.v1.EndDrainRequest\x1a\x19.weir.v1.EndDrainResponse\x12<\n\x07SetRole\x12\x17.weir.v1.SetRoleRequest\x1a\x18.weir.v1.SetRoleResponse\x12L\n\tSetLimits\x12\x1e.weir.v1.AdminSetLimitsRequest\x1a\x1f.weir.v1.AdminSetLimitsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBERESPONSE_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_HISTOGRAM_LABELSENTRY']._loaded_options = None
   _globals['_HISTOGRAM_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERDUTY']._serialized_start=2040
-  _globals['_WORKERDUTY']._serialized_end=2181
+  _globals['_WORKERDUTY']._serialized_start=2076
+  _globals['_WORKERDUTY']._serialized_end=2217
   _globals['_DESCRIBEREQUEST']._serialized_start=58
   _globals['_DESCRIBEREQUEST']._serialized_end=97
   _globals['_DESCRIBERESPONSE']._serialized_start=100
@@ -59,33 +59,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTWORKERSRESPONSE']._serialized_start=807
   _globals['_LISTWORKERSRESPONSE']._serialized_end=873
   _globals['_WORKERDESCRIPTION']._serialized_start=876
-  _globals['_WORKERDESCRIPTION']._serialized_end=1030
-  _globals['_DRAINREQUEST']._serialized_start=1032
-  _globals['_DRAINREQUEST']._serialized_end=1098
-  _globals['_DRAINRESPONSE']._serialized_start=1100
-  _globals['_DRAINRESPONSE']._serialized_end=1159
-  _globals['_ENDDRAINREQUEST']._serialized_start=1161
-  _globals['_ENDDRAINREQUEST']._serialized_end=1197
-  _globals['_ENDDRAINRESPONSE']._serialized_start=1199
-  _globals['_ENDDRAINRESPONSE']._serialized_end=1261
-  _globals['_SETROLEREQUEST']._serialized_start=1263
-  _globals['_SETROLEREQUEST']._serialized_end=1345
-  _globals['_SETROLERESPONSE']._serialized_start=1347
-  _globals['_SETROLERESPONSE']._serialized_end=1431
-  _globals['_LISTSTEPSREQUEST']._serialized_start=1433
-  _globals['_LISTSTEPSREQUEST']._serialized_end=1470
-  _globals['_LISTSTEPSRESPONSE']._serialized_start=1472
-  _globals['_LISTSTEPSRESPONSE']._serialized_end=1532
-  _globals['_STEPDESCRIPTION']._serialized_start=1535
-  _globals['_STEPDESCRIPTION']._serialized_end=1722
-  _globals['_STEPSEQUENCE']._serialized_start=1724
-  _globals['_STEPSEQUENCE']._serialized_end=1785
-  _globals['_MAPPAGESREQUEST']._serialized_start=1787
-  _globals['_MAPPAGESREQUEST']._serialized_end=1824
-  _globals['_MAPPAGESRESPONSE']._serialized_start=1826
-  _globals['_MAPPAGESRESPONSE']._serialized_end=1924
-  _globals['_PAGERANGE']._serialized_start=1926
-  _globals['_PAGERANGE']._serialized_end=2037
-  _globals['_ADMIN']._serialized_start=2184
-  _globals['_ADMIN']._serialized_end=2724
+  _globals['_WORKERDESCRIPTION']._serialized_end=1048
+  _globals['_DRAINREQUEST']._serialized_start=1050
+  _globals['_DRAINREQUEST']._serialized_end=1134
+  _globals['_DRAINRESPONSE']._serialized_start=1136
+  _globals['_DRAINRESPONSE']._serialized_end=1195
+  _globals['_ENDDRAINREQUEST']._serialized_start=1197
+  _globals['_ENDDRAINREQUEST']._serialized_end=1233
+  _globals['_ENDDRAINRESPONSE']._serialized_start=1235
+  _globals['_ENDDRAINRESPONSE']._serialized_end=1297
+  _globals['_SETROLEREQUEST']._serialized_start=1299
+  _globals['_SETROLEREQUEST']._serialized_end=1381
+  _globals['_SETROLERESPONSE']._serialized_start=1383
+  _globals['_SETROLERESPONSE']._serialized_end=1467
+  _globals['_LISTSTEPSREQUEST']._serialized_start=1469
+  _globals['_LISTSTEPSREQUEST']._serialized_end=1506
+  _globals['_LISTSTEPSRESPONSE']._serialized_start=1508
+  _globals['_LISTSTEPSRESPONSE']._serialized_end=1568
+  _globals['_STEPDESCRIPTION']._serialized_start=1571
+  _globals['_STEPDESCRIPTION']._serialized_end=1758
+  _globals['_STEPSEQUENCE']._serialized_start=1760
+  _globals['_STEPSEQUENCE']._serialized_end=1821
+  _globals['_MAPPAGESREQUEST']._serialized_start=1823
+  _globals['_MAPPAGESREQUEST']._serialized_end=1860
+  _globals['_MAPPAGESRESPONSE']._serialized_start=1862
+  _globals['_MAPPAGESRESPONSE']._serialized_end=1960
+  _globals['_PAGERANGE']._serialized_start=1962
+  _globals['_PAGERANGE']._serialized_end=2073
+  _globals['_ADMIN']._serialized_start=2220
+  _globals['_ADMIN']._serialized_end=2760
 # @@protoc_insertion_point(module_scope)

@@ -358,6 +358,7 @@ class WorkerDescription(_message.Message):
     HOST_ID_FIELD_NUMBER: _builtins.int
     DUTY_FIELD_NUMBER: _builtins.int
     NUM_LIVE_FIELD_NUMBER: _builtins.int
+    IS_SPARE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """New at each start, and at each change of the role."""
     role: _builtins.str
@@ -372,6 +373,8 @@ class WorkerDescription(_message.Message):
     """Whether it takes work."""
     num_live: _builtins.int
     """Sequences that it has or is to get."""
+    is_spare: _builtins.bool
+    """Whether it is drained to be there when more workers are wanted."""
     def __init__(
         self,
         *,
@@ -382,10 +385,11 @@ class WorkerDescription(_message.Message):
         host_id: _builtins.str = ...,
         duty: Global___WorkerDuty.ValueType = ...,
         num_live: _builtins.int = ...,
+        is_spare: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "duty", b"duty", "host_id", b"host_id", "model", b"model", "num_live", b"num_live", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "duty", b"duty", "host_id", b"host_id", "is_spare", b"is_spare", "model", b"model", "num_live", b"num_live", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,22 +404,26 @@ class DrainRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     GRACE_MS_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
+    AS_SPARE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its id."""
     grace_ms: _builtins.int
     """How long what runs may go on, at most 3600000. 0: it is interrupted at once."""
     force: _builtins.bool
     """Also where no other worker could serve its model: requests wait then."""
+    as_spare: _builtins.bool
+    """It is a spare then: the planner may have it take work again."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         grace_ms: _builtins.int = ...,
         force: _builtins.bool = ...,
+        as_spare: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "grace_ms", b"grace_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_spare", b"as_spare", "force", b"force", "grace_ms", b"grace_ms", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18weir/v1/scheduling.proto\x12\x07weir.v1\"\x1b\n\x19\x44\x65scribeSchedulingRequest\"*\n\x0cLimitSetting\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"A\n\x0bLimitChange\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x10\n\x03was\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0b\n\x03now\x18\x03 \x01(\tB\x06\n\x04_was\"\x87\x01\n\x0fLaneDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07metrics\x18\x02 \x03(\x0b\x32%.weir.v1.LaneDescription.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x11TenantDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x38\n\x07metrics\x18\x02 \x03(\x0b\x32\'.weir.v1.TenantDescription.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x92\x02\n\x1a\x44\x65scribeSchedulingResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x13\n\x0blimits_toml\x18\x03 \x01(\t\x12\x13\n\x0blimits_path\x18\x04 \x01(\t\x12\x15\n\rlimits_digest\x18\x05 \x01(\t\x12\x14\n\x0climits_error\x18\x06 \x01(\t\x12(\n\toverrides\x18\x07 \x03(\x0b\x32\x15.weir.v1.LimitSetting\x12\'\n\x05lanes\x18\x08 \x03(\x0b\x32\x18.weir.v1.LaneDescription\x12+\n\x07tenants\x18\t \x03(\x0b\x32\x1a.weir.v1.TenantDescription\";\n\x10SetLimitsRequest\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.weir.v1.LimitSetting\"O\n\x11SetLimitsResponse\x12\x13\n\x0blimits_toml\x18\x01 \x01(\t\x12%\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x14.weir.v1.LimitChange\"\"\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"#\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t2\xf3\x01\n\nScheduling\x12]\n\x12\x44\x65scribeScheduling\x12\".weir.v1.DescribeSchedulingRequest\x1a#.weir.v1.DescribeSchedulingResponse\x12\x42\n\tSetLimits\x12\x19.weir.v1.SetLimitsRequest\x1a\x1a.weir.v1.SetLimitsResponse\x12\x42\n\tSetPolicy\x12\x19.weir.v1.SetPolicyRequest\x1a\x1a.weir.v1.SetPolicyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18weir/v1/scheduling.proto\x12\x07weir.v1\"\x1b\n\x19\x44\x65scribeSchedulingRequest\"*\n\x0cLimitSetting\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"A\n\x0bLimitChange\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x10\n\x03was\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0b\n\x03now\x18\x03 \x01(\tB\x06\n\x04_was\"\x87\x01\n\x0fLaneDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07metrics\x18\x02 \x03(\x0b\x32%.weir.v1.LaneDescription.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x11TenantDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x38\n\x07metrics\x18\x02 \x03(\x0b\x32\'.weir.v1.TenantDescription.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xde\x02\n\x1a\x44\x65scribeSchedulingResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x13\n\x0blimits_toml\x18\x03 \x01(\t\x12\x13\n\x0blimits_path\x18\x04 \x01(\t\x12\x15\n\rlimits_digest\x18\x05 \x01(\t\x12\x14\n\x0climits_error\x18\x06 \x01(\t\x12(\n\toverrides\x18\x07 \x03(\x0b\x32\x15.weir.v1.LimitSetting\x12\'\n\x05lanes\x18\x08 \x03(\x0b\x32\x18.weir.v1.LaneDescription\x12+\n\x07tenants\x18\t \x03(\x0b\x32\x1a.weir.v1.TenantDescription\x12$\n\x05tuned\x18\n \x03(\x0b\x32\x15.weir.v1.LimitSetting\x12$\n\x05trial\x18\x0b \x03(\x0b\x32\x15.weir.v1.LimitSetting\";\n\x10SetLimitsRequest\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.weir.v1.LimitSetting\"O\n\x11SetLimitsResponse\x12\x13\n\x0blimits_toml\x18\x01 \x01(\t\x12%\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x14.weir.v1.LimitChange\"\x81\x01\n\x11TuneLimitsRequest\x12!\n\x04\x64\x65\x65\x64\x18\x01 \x01(\x0e\x32\x13.weir.v1.TuningDeed\x12\'\n\x08settings\x18\x02 \x03(\x0b\x32\x15.weir.v1.LimitSetting\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\";\n\x12TuneLimitsResponse\x12%\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x14.weir.v1.LimitChange\"\"\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"#\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t*\x81\x01\n\nTuningDeed\x12\x1b\n\x17TUNING_DEED_UNSPECIFIED\x10\x00\x12\x13\n\x0fTUNING_DEED_TRY\x10\x01\x12\x14\n\x10TUNING_DEED_KEEP\x10\x02\x12\x13\n\x0fTUNING_DEED_END\x10\x03\x12\x16\n\x12TUNING_DEED_REVERT\x10\x04\x32\xba\x02\n\nScheduling\x12]\n\x12\x44\x65scribeScheduling\x12\".weir.v1.DescribeSchedulingRequest\x1a#.weir.v1.DescribeSchedulingResponse\x12\x42\n\tSetLimits\x12\x19.weir.v1.SetLimitsRequest\x1a\x1a.weir.v1.SetLimitsResponse\x12\x45\n\nTuneLimits\x12\x1a.weir.v1.TuneLimitsRequest\x1a\x1b.weir.v1.TuneLimitsResponse\x12\x42\n\tSetPolicy\x12\x19.weir.v1.SetPolicyRequest\x1a\x1a.weir.v1.SetPolicyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LANEDESCRIPTION_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_TENANTDESCRIPTION_METRICSENTRY']._loaded_options = None
   _globals['_TENANTDESCRIPTION_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_TUNINGDEED']._serialized_start=1219
+  _globals['_TUNINGDEED']._serialized_end=1348
   _globals['_DESCRIBESCHEDULINGREQUEST']._serialized_start=37
   _globals['_DESCRIBESCHEDULINGREQUEST']._serialized_end=64
   _globals['_LIMITSETTING']._serialized_start=66
@@ -50,15 +52,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANTDESCRIPTION_METRICSENTRY']._serialized_start=267
   _globals['_TENANTDESCRIPTION_METRICSENTRY']._serialized_end=313
   _globals['_DESCRIBESCHEDULINGRESPONSE']._serialized_start=458
-  _globals['_DESCRIBESCHEDULINGRESPONSE']._serialized_end=732
-  _globals['_SETLIMITSREQUEST']._serialized_start=734
-  _globals['_SETLIMITSREQUEST']._serialized_end=793
-  _globals['_SETLIMITSRESPONSE']._serialized_start=795
-  _globals['_SETLIMITSRESPONSE']._serialized_end=874
-  _globals['_SETPOLICYREQUEST']._serialized_start=876
-  _globals['_SETPOLICYREQUEST']._serialized_end=910
-  _globals['_SETPOLICYRESPONSE']._serialized_start=912
-  _globals['_SETPOLICYRESPONSE']._serialized_end=947
-  _globals['_SCHEDULING']._serialized_start=950
-  _globals['_SCHEDULING']._serialized_end=1193
+  _globals['_DESCRIBESCHEDULINGRESPONSE']._serialized_end=808
+  _globals['_SETLIMITSREQUEST']._serialized_start=810
+  _globals['_SETLIMITSREQUEST']._serialized_end=869
+  _globals['_SETLIMITSRESPONSE']._serialized_start=871
+  _globals['_SETLIMITSRESPONSE']._serialized_end=950
+  _globals['_TUNELIMITSREQUEST']._serialized_start=953
+  _globals['_TUNELIMITSREQUEST']._serialized_end=1082
+  _globals['_TUNELIMITSRESPONSE']._serialized_start=1084
+  _globals['_TUNELIMITSRESPONSE']._serialized_end=1143
+  _globals['_SETPOLICYREQUEST']._serialized_start=1145
+  _globals['_SETPOLICYREQUEST']._serialized_end=1179
+  _globals['_SETPOLICYRESPONSE']._serialized_start=1181
+  _globals['_SETPOLICYRESPONSE']._serialized_end=1216
+  _globals['_SCHEDULING']._serialized_start=1351
+  _globals['_SCHEDULING']._serialized_end=1665
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _TuningDeed:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TuningDeedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TuningDeed.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TUNING_DEED_UNSPECIFIED: _TuningDeed.ValueType  # 0
+    """None; refused."""
+    TUNING_DEED_TRY: _TuningDeed.ValueType  # 1
+    """The settings are tried on the workers that they name by id, in place of what was tried before."""
+    TUNING_DEED_KEEP: _TuningDeed.ValueType  # 2
+    """The settings, of roles, hold from now on, and nothing is tried any more."""
+    TUNING_DEED_END: _TuningDeed.ValueType  # 3
+    """Nothing is tried any more."""
+    TUNING_DEED_REVERT: _TuningDeed.ValueType  # 4
+    """Nothing is tried any more, and whatever was kept is taken back."""
+
+class TuningDeed(_TuningDeed, metaclass=_TuningDeedEnumTypeWrapper):
+    """What is done with bounds of workers."""
+
+TUNING_DEED_UNSPECIFIED: TuningDeed.ValueType  # 0
+"""None; refused."""
+TUNING_DEED_TRY: TuningDeed.ValueType  # 1
+"""The settings are tried on the workers that they name by id, in place of what was tried before."""
+TUNING_DEED_KEEP: TuningDeed.ValueType  # 2
+"""The settings, of roles, hold from now on, and nothing is tried any more."""
+TUNING_DEED_END: TuningDeed.ValueType  # 3
+"""Nothing is tried any more."""
+TUNING_DEED_REVERT: TuningDeed.ValueType  # 4
+"""Nothing is tried any more, and whatever was kept is taken back."""
+Global___TuningDeed: _TypeAlias = TuningDeed  # noqa: Y015
 
 @_typing.final
 class DescribeSchedulingRequest(_message.Message):
@@ -75,7 +108,7 @@ class LimitChange(_message.Message):
     was: _builtins.str
     """In TOML. Absent: what the key is about was not there, such as a tenant without limits of its own."""
     now: _builtins.str
-    """In TOML."""
+    """In TOML. Empty: nothing any more, as of what was tried."""
     def __init__(
         self,
         *,
@@ -204,6 +237,8 @@ class DescribeSchedulingResponse(_message.Message):
     OVERRIDES_FIELD_NUMBER: _builtins.int
     LANES_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    TUNED_FIELD_NUMBER: _builtins.int
+    TRIAL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Of the leading scheduler."""
     policy: _builtins.str
@@ -228,6 +263,14 @@ class DescribeSchedulingResponse(_message.Message):
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantDescription]:
         """By name."""
 
+    @_builtins.property
+    def tuned(self) -> _containers.RepeatedCompositeFieldContainer[Global___LimitSetting]:
+        """Bounds of workers that a tuner has kept, whether or not they are set by hand too."""
+
+    @_builtins.property
+    def trial(self) -> _containers.RepeatedCompositeFieldContainer[Global___LimitSetting]:
+        """Bounds that a tuner tries on single workers now."""
+
     def __init__(
         self,
         *,
@@ -240,10 +283,12 @@ class DescribeSchedulingResponse(_message.Message):
         overrides: _abc.Iterable[Global___LimitSetting] | None = ...,
         lanes: _abc.Iterable[Global___LaneDescription] | None = ...,
         tenants: _abc.Iterable[Global___TenantDescription] | None = ...,
+        tuned: _abc.Iterable[Global___LimitSetting] | None = ...,
+        trial: _abc.Iterable[Global___LimitSetting] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lanes", b"lanes", "limits_digest", b"limits_digest", "limits_error", b"limits_error", "limits_path", b"limits_path", "limits_toml", b"limits_toml", "overrides", b"overrides", "policy", b"policy", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lanes", b"lanes", "limits_digest", b"limits_digest", "limits_error", b"limits_error", "limits_path", b"limits_path", "limits_toml", b"limits_toml", "overrides", b"overrides", "policy", b"policy", "tenants", b"tenants", "trial", b"trial", "tuned", b"tuned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -300,6 +345,66 @@ class SetLimitsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetLimitsResponse: _TypeAlias = SetLimitsResponse  # noqa: Y015
+
+@_typing.final
+class TuneLimitsRequest(_message.Message):
+    """What a tuner wants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEED_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    deed: Global___TuningDeed.ValueType
+    """What is to be done."""
+    lease_ms: _builtins.int
+    """To try: after so long they are taken back, unless the same is asked for again until then."""
+    reason: _builtins.str
+    """Why, with the figures, for the log of changes; at most 400 printable characters."""
+    @_builtins.property
+    def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___LimitSetting]:
+        """To try: workers.ID.BOUND. To keep: workers.ROLE.BOUND. Else none."""
+
+    def __init__(
+        self,
+        *,
+        deed: Global___TuningDeed.ValueType = ...,
+        settings: _abc.Iterable[Global___LimitSetting] | None = ...,
+        lease_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deed", b"deed", "lease_ms", b"lease_ms", "reason", b"reason", "settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TuneLimitsRequest: _TypeAlias = TuneLimitsRequest  # noqa: Y015
+
+@_typing.final
+class TuneLimitsResponse(_message.Message):
+    """It is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LimitChange]:
+        """Empty where the same is tried already."""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___LimitChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TuneLimitsResponse: _TypeAlias = TuneLimitsResponse  # noqa: Y015
 
 @_typing.final
 class SetPolicyRequest(_message.Message):

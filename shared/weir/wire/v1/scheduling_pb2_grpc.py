@@ -45,6 +45,11 @@ class SchedulingStub:
                 request_serializer=weir_dot_v1_dot_scheduling__pb2.SetLimitsRequest.SerializeToString,
                 response_deserializer=weir_dot_v1_dot_scheduling__pb2.SetLimitsResponse.FromString,
                 _registered_method=True)
+        self.TuneLimits = channel.unary_unary(
+                '/weir.v1.Scheduling/TuneLimits',
+                request_serializer=weir_dot_v1_dot_scheduling__pb2.TuneLimitsRequest.SerializeToString,
+                response_deserializer=weir_dot_v1_dot_scheduling__pb2.TuneLimitsResponse.FromString,
+                _registered_method=True)
         self.SetPolicy = channel.unary_unary(
                 '/weir.v1.Scheduling/SetPolicy',
                 request_serializer=weir_dot_v1_dot_scheduling__pb2.SetPolicyRequest.SerializeToString,
@@ -70,6 +75,13 @@ class SchedulingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TuneLimits(self, request, context):
+        """Tries bounds of workers for a while, keeps them, or takes them back: under whatever an operator has set by hand.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetPolicy(self, request, context):
         """Changes the policy of the scheduler and of every worker. Requests that wait or run are kept.
         """
@@ -89,6 +101,11 @@ def add_SchedulingServicer_to_server(servicer, server):
                     servicer.SetLimits,
                     request_deserializer=weir_dot_v1_dot_scheduling__pb2.SetLimitsRequest.FromString,
                     response_serializer=weir_dot_v1_dot_scheduling__pb2.SetLimitsResponse.SerializeToString,
+            ),
+            'TuneLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.TuneLimits,
+                    request_deserializer=weir_dot_v1_dot_scheduling__pb2.TuneLimitsRequest.FromString,
+                    response_serializer=weir_dot_v1_dot_scheduling__pb2.TuneLimitsResponse.SerializeToString,
             ),
             'SetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPolicy,
@@ -151,6 +168,33 @@ class Scheduling:
             '/weir.v1.Scheduling/SetLimits',
             weir_dot_v1_dot_scheduling__pb2.SetLimitsRequest.SerializeToString,
             weir_dot_v1_dot_scheduling__pb2.SetLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TuneLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.v1.Scheduling/TuneLimits',
+            weir_dot_v1_dot_scheduling__pb2.TuneLimitsRequest.SerializeToString,
+            weir_dot_v1_dot_scheduling__pb2.TuneLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

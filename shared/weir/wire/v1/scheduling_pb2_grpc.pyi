@@ -37,6 +37,8 @@ class SchedulingStub:
     """Limits and metrics of every lane and tenant, and where the limits come from."""
     SetLimits: _grpc.UnaryUnaryMultiCallable[_scheduling_pb2.SetLimitsRequest, _scheduling_pb2.SetLimitsResponse]
     """Changes single limits, all of them or none. They hold until the limits file changes."""
+    TuneLimits: _grpc.UnaryUnaryMultiCallable[_scheduling_pb2.TuneLimitsRequest, _scheduling_pb2.TuneLimitsResponse]
+    """Tries bounds of workers for a while, keeps them, or takes them back: under whatever an operator has set by hand."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_scheduling_pb2.SetPolicyRequest, _scheduling_pb2.SetPolicyResponse]
     """Changes the policy of the scheduler and of every worker. Requests that wait or run are kept."""
 
@@ -49,6 +51,8 @@ class SchedulingAsyncStub(SchedulingStub):
     """Limits and metrics of every lane and tenant, and where the limits come from."""
     SetLimits: _aio.UnaryUnaryMultiCallable[_scheduling_pb2.SetLimitsRequest, _scheduling_pb2.SetLimitsResponse]  # type: ignore[assignment]
     """Changes single limits, all of them or none. They hold until the limits file changes."""
+    TuneLimits: _aio.UnaryUnaryMultiCallable[_scheduling_pb2.TuneLimitsRequest, _scheduling_pb2.TuneLimitsResponse]  # type: ignore[assignment]
+    """Tries bounds of workers for a while, keeps them, or takes them back: under whatever an operator has set by hand."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_scheduling_pb2.SetPolicyRequest, _scheduling_pb2.SetPolicyResponse]  # type: ignore[assignment]
     """Changes the policy of the scheduler and of every worker. Requests that wait or run are kept."""
 
@@ -70,6 +74,14 @@ class SchedulingServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduling_pb2.SetLimitsResponse, _abc.Awaitable[_scheduling_pb2.SetLimitsResponse]]:
         """Changes single limits, all of them or none. They hold until the limits file changes."""
+
+    @_abc_1.abstractmethod
+    def TuneLimits(
+        self,
+        request: _scheduling_pb2.TuneLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduling_pb2.TuneLimitsResponse, _abc.Awaitable[_scheduling_pb2.TuneLimitsResponse]]:
+        """Tries bounds of workers for a while, keeps them, or takes them back: under whatever an operator has set by hand."""
 
     @_abc_1.abstractmethod
     def SetPolicy(

@@ -67,6 +67,19 @@ class WorkerDrain:
         self._expected_until_s = 0.0
         self._untaken = Untaken.INTERRUPTED
         self.duty = Duty.SERVING
+        self.is_spare = False
+        """Whether it is drained to be there when more workers are wanted, and not to be left alone."""
+
+    def start_drained(self) -> None:
+        """As a spare, before anybody knows of it; nothing is here yet."""
+        self._manager.begin_drain()
+        self.duty, self.is_spare = Duty.DRAINED, True
+
+    def mark_spare(self, *, is_spare: bool) -> None:
+        """Whether it is one from now on, as long as it takes no work."""
+        if self.is_spare != is_spare:
+            self.is_spare = is_spare
+            self._on_change()
 
     def look_again(self) -> None:
         """A sequence may have come, gone on or ended: what can be handed over may be different now."""
@@ -95,6 +108,7 @@ class WorkerDrain:
         if self._emptying is not None:
             self._emptying.cancel()
         self._manager.end_drain()
+        self.is_spare = False
         self._enter(Duty.SERVING)
 
     async def finish(

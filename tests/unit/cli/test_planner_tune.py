@@ -1,0 +1,112 @@
+"""What `weir planner tune` reads from pages of metrics and from the limits in force."""
+
+import pytest
+from typer.testing import CliRunner
+
+from weir.cli.app import app
+from weir.cli.planner.figures import Figures, FiguresMissing
+from weir.cli.planner.tune import fixed_bounds, parse_knob, slos_of_lanes, tick_of
+from weir.client.scheduling import SchedulingView
+from weir.planner.tuning.settings import Knob
+
+ID = "decode-0-1a2b3c4d"
+
+
+def view(toml: str = "", **values: dict[str, str]) -> SchedulingView:
+    return SchedulingView(1, "fcfs", toml, "", "", "", values.pop("overrides", {}), {}, {}, **values)
+
+
+def page(num_steps: int, *, queued: int = 3) -> str:
+    """Of one decode worker whose steps take 20 ms and have two tokens, and one prefill worker that does nothing."""
+    labels = f'process="{ID}",role="decode"'
+    other = 'process="prefill-0-00000000",role="prefill"'
+    return f"""
+# TYPE weir_scheduler_requests_queued gauge
+weir_scheduler_requests_queued{{process="s"}} {queued}
+# TYPE weir_worker_max_sequences gauge
+weir_worker_max_sequences{{{labels}}} 8
+weir_worker_max_sequences{{{other}}} 4
+weir_worker_max_sequences{{process="decode-9-00000000",role="prefill"}} 4
+# TYPE weir_worker_max_batched_tokens gauge
+weir_worker_max_batched_tokens{{{labels}}} 512
+# TYPE weir_worker_sequences_running gauge
+weir_worker_sequences_running{{{labels}}} 2
+# TYPE weir_worker_tokens_generated counter
+weir_worker_tokens_generated_total{{{labels}}} {2 * num_steps}
+# TYPE weir_step_seconds histogram
+weir_step_seconds_bucket{{{labels},sequences="1",le="+Inf"}} {num_steps // 2}
+weir_step_seconds_bucket{{{labels},sequences="2",le="+Inf"}} {num_steps // 2}
+weir_step_seconds_sum{{{labels},sequences="1"}} {0.01 * num_steps}
+weir_step_seconds_sum{{{labels},sequences="2"}} {0.01 * num_steps}
+weir_step_seconds_count{{{labels},sequences="1"}} {num_steps // 2}
+weir_step_seconds_count{{{labels},sequences="2"}} {num_steps // 2}
+"""
+
+
+def test_a_look_has_each_workers_tokens_steps_and_bounds() -> None:
+    before, now = Figures.parse(10.0, [page(100)]), Figures.parse(12.0, [page(200)])
+    tick = tick_of(before, now, view("[workers.decode-0]\nmax_num_seqs = 8\n"))
+    assert (tick.span_s, tick.num_queued) == (2.0, 3.0)
+    decode, prefill = tick.workers
+    assert (decode.worker_id, decode.role, decode.num_tokens, decode.num_steps) == (ID, "decode", 200, 100)
+    assert decode.step_s == pytest.approx(0.02)
+    assert (decode.num_running, dict(decode.bounds)) == (2, {"max_num_seqs": 8, "max_num_batched_tokens": 512})
+    assert decode.fixed == {"max_num_seqs"}
+    assert (prefill.role, prefill.num_steps, dict(prefill.bounds)) == ("prefill", 0, {"max_num_seqs": 4})
+    with pytest.raises(FiguresMissing, match="weir_scheduler_requests_queued"):
+        tick_of(before, Figures.parse(12.0, ["\n"]), view())
+
+
+@pytest.mark.parametrize(
+    ("toml", "values", "fixed"),
+    [
+        ("", {}, set()),
+        ("[workers.decode]\nmax_num_seqs = 8\n", {}, {"max_num_seqs"}),
+        ("[workers.prefill]\nmax_num_seqs = 8\n", {}, set()),
+        ("[workers.decode]\nmax_num_seqs = 8\n", {"tuned": {"workers.decode.max_num_seqs": "8"}}, set()),
+        (f"[workers.{ID}]\nmax_num_seqs = 8\n", {"trial": {f"workers.{ID}.max_num_seqs": "8"}}, set()),
+        (
+            "[workers.decode]\nmax_num_seqs = 8\n",
+            {"tuned": {"workers.decode.max_num_seqs": "4"}, "overrides": {"workers.decode.max_num_seqs": "8"}},
+            {"max_num_seqs"},
+        ),
+        (
+            "[workers.decode]\nmax_num_seqs = 4\n",
+            {"tuned": {"workers.decode.max_num_seqs": "4"}, "overrides": {"workers.decode.max_num_seqs": "0"}},
+            set(),
+        ),
+    ],
+)
+def test_what_is_set_by_hand_is_told_from_what_was_tuned(
+    toml: str, values: dict[str, dict[str, str]], fixed: set[str]
+) -> None:
+    assert fixed_bounds(view(toml, **values), ID) == fixed
+
+
+def test_the_strictest_lane_says_the_slo() -> None:
+    toml = """
+[lanes.a]
+max_queued = 1
+max_wait_s = 5
+ttft_slo_ms = 900
+[lanes.b]
+max_queued = 1
+max_wait_s = 5
+ttft_slo_ms = 500
+itl_slo_ms = 80
+"""
+    assert slos_of_lanes(view(f'default_lane = "a"\n{toml}')) == (0.5, 0.08)
+    assert slos_of_lanes(view()) == (0.0, 0.0)
+
+
+def test_a_knob_is_a_bound_of_a_role_and_two_numbers() -> None:
+    assert parse_knob("decode.max_num_seqs=4,32") == Knob("decode", "max_num_seqs", 4, 32)
+    for text in ("decode.max_num_seqs", "gateway.max_num_seqs=1,2", "decode.chunk_tokens=1,2", "decode.max_num_seqs=1"):
+        with pytest.raises(ValueError, match="must be ROLE"):
+            parse_knob(text)
+
+
+def test_options_of_tuning_go_with_its_mode() -> None:
+    ended = CliRunner().invoke(app, ["planner", "switch", "--apply"])
+    assert ended.exit_code == 2
+    assert "go with the mode tune" in ended.output
