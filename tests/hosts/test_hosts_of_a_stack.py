@@ -145,6 +145,9 @@ def test_streams_migrate_amid_decoding_with_the_same_tokens(hosts: TwoHosts) -> 
 
 def test_streams_of_a_crowded_host_spread_by_themselves(hosts: TwoHosts) -> None:
     """Both run at a, then b takes work again."""
+    if hosts.num_workers() < 4:  # b has not joined yet, where no other test ran before
+        hosts.start(hosts.b)
+        wait_until(lambda: hosts.num_workers() == 4, timeout_s=TIMEOUT_S, what="both hosts' workers are known")
     expected = Streams(hosts.a, LONG_STORIES).read()
     drain_host(hosts, "b", "--grace-s", "0", "--wait")
     before = hosts.figures(hosts.a)["scheduler-0"]

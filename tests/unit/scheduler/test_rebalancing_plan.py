@@ -23,6 +23,7 @@ class Fleet:
     workers: list[WorkerLoad]
     running: dict[str, list[RunningSequence]]
     queued: QueuedRequest | None = None
+    arrivals_a_s: float = 0.0
     link: LinkCost | None = LINK
     asked: list[str] = field(default_factory=list)
 
@@ -45,7 +46,13 @@ class Fleet:
             self.asked.append(worker_id)
             return self.running[worker_id]
 
-        return plan_moves(self.loads(), sequences_of, lambda source, receiver: self.link, self.queued)
+        return plan_moves(
+            self.loads(),
+            sequences_of,
+            lambda source, receiver: self.link,
+            self.queued,
+            arrivals_a_s=self.arrivals_a_s,
+        )
 
     def apply(self, moves: Sequence[Move]) -> None:
         for move in moves:
@@ -123,6 +130,14 @@ def test_what_costs_more_than_it_saves_stays() -> None:
     assert two.plan() == ()
     two = fleet(6, 0)
     two.workers = [replace(one, cost=StepCost(20.0, 0.05, 0.0, 0.0, 0.0)) for one in two.workers]
+    assert two.plan() == ()
+
+
+def test_where_new_requests_even_them_out_soon_nobody_has_to_move() -> None:
+    two = fleet(6, 2)
+    two.arrivals_a_s = 1.0
+    assert two.plan() != ()
+    two.arrivals_a_s = 100.0
     assert two.plan() == ()
 
 

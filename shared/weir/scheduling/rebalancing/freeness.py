@@ -78,7 +78,9 @@ class Move(NamedTuple):
 class Loads:
     """Of all workers, as they are after the moves so far. Room is what is free before they have left."""
 
-    def __init__(self, workers: Sequence[WorkerLoad]) -> None:
+    def __init__(self, workers: Sequence[WorkerLoad], arrivals_a_s: float = 0.0) -> None:
+        """`arrivals_a_s`: requests that are placed on them."""
+        self._arrivals_a_s = arrivals_a_s
         self._free_slots = {worker.worker_id: worker.max_num_seqs - worker.num_seqs for worker in workers}
         self._room_pages = {worker.arena_id: worker.num_pages - worker.num_used_pages for worker in workers}
         self.workers = {worker.worker_id: worker for worker in workers}
@@ -125,16 +127,21 @@ class Loads:
             self.used_pages[worker.arena_id] += sign * sequence.num_used_pages
 
     def saved_ms(self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad, cost: StepCost) -> float:
-        """Summed over all sequences of both workers, as long as this one runs: quicker steps, the wait of those that
-        have no slot, and what would be computed again of a sequence that is preempted."""
+        """Summed over all sequences of both workers: quicker steps, as long as this one runs, or until new requests,
+        which go to the freer worker, have evened them out by themselves; the wait of those that have no slot; and what
+        would be computed again of a sequence that is preempted."""
         receiver_cost = receiver.cost or cost
         num_source, num_receiver = self._num_seqs[source.worker_id], self._num_seqs[receiver.worker_id]
         eased_ms = cost.decode_sequence_ms + cost.context_token_ms * sequence.num_tokens
         added_ms = receiver_cost.decode_sequence_ms + receiver_cost.context_token_ms * sequence.num_tokens
         own_ms = self.itl_ms(source, cost) - self.itl_ms(receiver, receiver_cost) - added_ms
-        saved_ms = ((num_source - 1) * eased_ms - num_receiver * added_ms + own_ms) * sequence.num_steps_left
+        step_ms, num_steps = self.itl_ms(source, cost), sequence.num_steps_left
+        if self._arrivals_a_s > 0 and step_ms > 0:
+            evened_out_ms = 1000 * max(1, num_source - num_receiver) / self._arrivals_a_s
+            num_steps = min(num_steps, evened_out_ms / step_ms)
+        saved_ms = ((num_source - 1) * eased_ms - num_receiver * added_ms + own_ms) * num_steps
         if num_source > source.max_num_seqs:
-            saved_ms += self.itl_ms(source, cost) * sequence.num_steps_left
+            saved_ms += step_ms * num_steps
         if self.is_tight(source):
             saved_ms += cost.prefill_ms(sequence.num_tokens, 0, _CHUNK_TOKENS)
         return saved_ms

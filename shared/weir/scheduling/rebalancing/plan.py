@@ -48,10 +48,12 @@ def plan_moves(
     sequences_of: SequencesOf,
     link_of: LinkOf,
     queued: QueuedRequest | None = None,
+    *,
+    arrivals_a_s: float = 0.0,
     rules: RebalancingRules = DEFAULT_RULES,
 ) -> tuple[Move, ...]:
-    """`workers` are of one pool: any may serve what another one has."""
-    planner = _Planner(workers, sequences_of, link_of, queued, rules)
+    """`workers` are of one pool: any may serve what another one has. `arrivals_a_s`: new ones that are placed there."""
+    planner = _Planner(Loads(workers, arrivals_a_s), sequences_of, link_of, queued, rules)
     if queued is not None and not planner.holds_queued() and planner.could_hold_queued():
         return planner.make_room(queued)
     return planner.balance()
@@ -60,18 +62,18 @@ def plan_moves(
 class _Planner:
     def __init__(
         self,
-        workers: Sequence[WorkerLoad],
+        loads: Loads,
         sequences_of: SequencesOf,
         link_of: LinkOf,
         queued: QueuedRequest | None,
         rules: RebalancingRules,
     ) -> None:
-        self._workers = workers
+        self._workers = tuple(loads.workers.values())
         self._sequences_of = sequences_of
         self._link_of = link_of
         self._num_queued_pages = 0 if queued is None else queued.num_pages
         self._rules = rules
-        self._loads = Loads(workers)
+        self._loads = loads
         self._moves: list[Move] = []
 
     def holds_queued(self) -> bool:

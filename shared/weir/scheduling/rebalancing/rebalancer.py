@@ -7,6 +7,7 @@ already.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from weir.bus.messages import Submit
 from weir.kv.geometry import num_pages_for
@@ -25,6 +26,7 @@ from weir.scheduling.workers import Workers
 PERIOD_S = 1.0
 _STAYS_S = 30.0
 """Whoever was moved, or was to be, stays for so long."""
+_RATE_HALF_LIFE_S = 3.0
 _MAX_WAITING = 16
 """Of those behind a large request, that count."""
 _MOST_FREENESS = 1000.0
@@ -44,11 +46,14 @@ class Rebalancer:
         self._next_at_s = 0.0
         self._staying: dict[str, float] = {}
         """By request, until when. As many as were begun in that time."""
+        self._arrivals_a_s, self._num_granted, self._looked_at_s = 0.0, 0, -inf
+        """Grants of late, of all pools."""
         self._freeness = _MOST_FREENESS, _MOST_FREENESS
 
     def set_limits(self, limits: CoreLimits, placer: Placer) -> None:
         self._is_on = limits.rebalances and limits.placing.crossing != "nothing"
         self._groups = {lane.worker_group for lane in limits.lanes} | {""}
+        self._granted_names = tuple(f"granted_{lane.name}" for lane in limits.lanes)
         self._placer = placer
 
     def plan(self, now_s: float) -> None:
@@ -56,6 +61,7 @@ class Rebalancer:
         if now_s < self._next_at_s or not self._is_on:
             return
         self._next_at_s = now_s + PERIOD_S
+        self._count_arrivals(now_s)
         self._staying = {request_id: until_s for request_id, until_s in self._staying.items() if until_s > now_s}
         busy, freeness = self._migrations.busy_arenas(), list[float]()
         for pool, group in self._pools():
@@ -69,6 +75,14 @@ class Rebalancer:
 
     def metrics(self) -> dict[str, float]:
         return {"freeness_min": self._freeness[0], "freeness_max": self._freeness[1]}
+
+    def _count_arrivals(self, now_s: float) -> None:
+        num_granted, before_s = sum(self._counts[name] for name in self._granted_names), self._looked_at_s
+        if before_s > -inf:
+            part = 0.5 ** ((now_s - before_s) / _RATE_HALF_LIFE_S)
+            rate_a_s = max(0, num_granted - self._num_granted) / (now_s - before_s)
+            self._arrivals_a_s = part * self._arrivals_a_s + (1 - part) * rate_a_s
+        self._num_granted, self._looked_at_s = num_granted, now_s
 
     def _pools(self) -> Iterator[tuple[Pool, str]]:
         """Those with more than one decode worker."""
@@ -97,7 +111,7 @@ class Rebalancer:
         def link_of(source: WorkerLoad, receiver: WorkerLoad) -> LinkCost | None:
             return self._try_link(workers[source.worker_id], workers[receiver.worker_id], now_s)
 
-        for move in plan_moves(loads, sequences_of, link_of, queued):
+        for move in plan_moves(loads, sequences_of, link_of, queued, arrivals_a_s=self._arrivals_a_s):
             self._begin(move, workers[move.receiver_id], now_s)
 
     def _begin(self, move: Move, receiver: WorkerState, now_s: float) -> None:
