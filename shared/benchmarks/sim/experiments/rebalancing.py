@@ -16,7 +16,7 @@ from weir.sim.results.metrics import summarize
 from weir.sim.simulator import simulate
 from weir.sim.spec import FailureSpec, LinkSpec, PoolSpec, SystemSpec
 from weir.sim.workloads.traces import Replay, load_workload
-from weir.sim.workloads.workload import Lengths, Workload, draw, gamma, poisson, with_values
+from weir.sim.workloads.workload import Lengths, Workload, draw, poisson, with_values
 
 _PROFILE = "h100-llama3-8b"
 _NUM_HOSTS = 3
@@ -37,7 +37,6 @@ class _Point:
     rate_a_s: float
     num_pages: int
     memory_fit: MemoryFitName = "conservative"
-    cv: float = 1.0
     max_tokens: int = 1024
     is_late: bool = False
     large: int = 0
@@ -47,10 +46,9 @@ _LARGE_TOKENS = 9000
 _EVEN = _Point("ShareGPT, even", SHAREGPT, 8.0, 4000)
 _LATE = _Point("ShareGPT, a host joins late", SHAREGPT, 8.0, 4000, is_late=True)
 _TIGHT = _Point("ShareGPT, what fits now is admitted", SHAREGPT, 8.0, 800, "aggressive")
-_PAST = _Point("ShareGPT, past-future, bursts", SHAREGPT, 8.0, 1000, "past-future", cv=3.0)
 _LARGE = _Point("ShareGPT and large prompts", SHAREGPT, 6.0, 1500, large=20, max_tokens=512)
 _CODE = _Point("Azure code, a host joins late", AZURE, 8.0, 4000, is_late=True, max_tokens=2000)
-_POINTS = (_EVEN, _LATE, _TIGHT, _PAST, _LARGE, _CODE)
+_POINTS = (_EVEN, _LATE, _TIGHT, _LARGE, _CODE)
 
 
 def _workload(point: _Point, num: int, seed: int) -> Workload:
@@ -67,7 +65,7 @@ def _drawn(point: _Point, num: int, seed: int) -> Workload:
     lengths = [
         Lengths(one.num_prompt_tokens, min(one.num_output_tokens, point.max_tokens)) for one in lengths_of(point.trace)
     ]
-    times = poisson(point.rate_a_s, num, source) if point.cv == 1 else gamma(point.rate_a_s, point.cv, num, source)
+    times = poisson(point.rate_a_s, num, source)
     drawn = draw(lengths, times, source, name="r", max_tokens=point.max_tokens)
     if not point.large:
         return drawn
@@ -110,7 +108,7 @@ def _run(point: _Point, arm: str, num: int, seed: int) -> Mapping[str, float]:
 
 
 def _cases(size: Size) -> list[Case]:
-    points, num = (_POINTS, 240) if size is Size.FULL else ((_LATE,), 120)
+    points, num = (_POINTS, 200) if size is Size.FULL else ((_LATE,), 120)
     return [Case(arm, partial(_run, point, arm, num), point.name) for point in points for arm in (_STAYS, _REBALANCED)]
 
 
@@ -138,10 +136,9 @@ EXPERIMENT = Experiment(
     ),
     compared=(
         f"{_NUM_HOSTS} hosts of one {_PROFILE} each that prefills and decodes, links of 25 Gb/s, fcfs; one scheduler "
-        f"with one queue places each request when it has room, which Llumnix's baselines do not. 240 requests: "
+        f"with one queue places each request when it has room, which Llumnix's baselines do not. 200 requests: "
         f"ShareGPT lengths at 8/s, 64,000 tokens of memory a host; the same with one host that joins after "
-        f"{_JOINS_AT_S:g} s; with 12,800 tokens, where whatever fits now is admitted; with 16,000 by the past-future "
-        f"test and gamma arrivals (CV 3); at 6/s, every 20th prompt of {_LARGE_TOKENS:,} tokens, 24,000 tokens a host; "
+        f"{_JOINS_AT_S:g} s; with 12,800 tokens, where whatever fits now is admitted; at 6/s, every 20th prompt of {_LARGE_TOKENS:,} tokens, 24,000 tokens a host; "
         "and Azure's code trace at 8/s with the late host. A move takes its bytes over the link, then what is behind "
         "the last full page is computed again."
     ),
