@@ -21,7 +21,7 @@ _LONG = " ".join(f"Rule {number}: whoever reads this line goes on to the next on
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     with open_two_hosts(tmp_path_factory.mktemp("hosts"), _FEW) as two:
-        # What a test has run at one host is to stay there until the test says otherwise.
+        # What runs at one host is to stay there until a test says otherwise.
         two.a.run(*WEIR, "limits", "set", "rebalances=false", *RUNTIME, timeout_s=TIMEOUT_S)
         yield two
 
@@ -30,7 +30,6 @@ STORIES = [
     Asked("Once it rained for a year, and", {"temperature": 0.0, "max_tokens": 300, "logprobs": 2}),
     Asked("The oldest bridge of the town", {"temperature": 0.9, "seed": 7, "max_tokens": 300, "logprobs": 0}),
 ]
-LONG_STORIES = [replace(one, options=one.options | {"max_tokens": 500}) for one in STORIES]
 OTHERS = [
     Asked("Whoever finds the key will", {"temperature": 0.7, "seed": 5, "max_tokens": 300}),
     Asked("Nobody had seen the sea before", {"temperature": 0.0, "max_tokens": 300}),
@@ -141,28 +140,6 @@ def test_streams_migrate_amid_decoding_with_the_same_tokens(hosts: TwoHosts) -> 
     assert [one.answer for one in migrated] == [one.answer for one in Streams(hosts.a, anew).read()]
     check_nothing_is_left(hosts)
     drain_host(hosts, "b", "--undo")
-
-
-def test_streams_of_a_crowded_host_spread_by_themselves(hosts: TwoHosts) -> None:
-    """Both run at a, then b takes work again."""
-    if hosts.num_workers() < 4:  # b has not joined yet, where no other test ran before
-        hosts.start(hosts.b)
-        wait_until(lambda: hosts.num_workers() == 4, timeout_s=TIMEOUT_S, what="both hosts' workers are known")
-    expected = Streams(hosts.a, LONG_STORIES).read()
-    drain_host(hosts, "b", "--grace-s", "0", "--wait")
-    before = hosts.figures(hosts.a)["scheduler-0"]
-    streams = Streams(hosts.a, LONG_STORIES)
-    streams.wait_begun()
-    hosts.a.run(*WEIR, "limits", "set", "rebalances=true", *RUNTIME, timeout_s=TIMEOUT_S)
-    drain_host(hosts, "b", "--undo")
-    spread = streams.read()
-    hosts.a.run(*WEIR, "limits", "set", "rebalances=false", *RUNTIME, timeout_s=TIMEOUT_S)
-    assert [one.answer for one in spread] == [one.answer for one in expected]
-    after = hosts.figures(hosts.a)
-    assert after["scheduler-0"]["rebalanced_total"] - before["rebalanced_total"] >= 1
-    assert after["scheduler-0"]["migrations_moved_total"] - before.get("migrations_moved_total", 0) >= 1
-    assert after["gateway-0"]["migrations_unanswered_total"] == 0
-    check_nothing_is_left(hosts)
 
 
 def test_a_worker_that_dies_amid_a_migration_and_a_client_that_goes(hosts: TwoHosts) -> None:

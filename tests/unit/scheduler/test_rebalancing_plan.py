@@ -157,9 +157,12 @@ def test_workers_that_exchange_nothing_and_those_not_measured_yet() -> None:
     assert two.plan() == ()
     two = fleet(6, 0)
     two.workers[1] = worker("d1", cost=None)
-    assert len(two.plan()) == 2, "the receiver is taken to be as quick"
+    assert len(two.plan()) == 2, "the one is taken to be as quick as the other"
+    two.workers = [worker("d0", cost=None), worker("d1")]
+    assert len(two.plan()) == 2
+    two.workers[1] = worker("d1", cost=None)
     two.workers[0] = worker("d0", cost=None)
-    assert two.plan() == ()
+    assert two.plan() == (), "of steps that nobody has measured little is expected"
 
 
 def test_room_is_made_for_a_request_that_all_could_hold_together() -> None:

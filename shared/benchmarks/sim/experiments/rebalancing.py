@@ -138,7 +138,8 @@ EXPERIMENT = Experiment(
         f"{_NUM_HOSTS} hosts of one {_PROFILE} each that prefills and decodes, links of 25 Gb/s, fcfs; one scheduler "
         f"with one queue places each request when it has room, which Llumnix's baselines do not. 200 requests: "
         f"ShareGPT lengths at 8/s, 64,000 tokens of memory a host; the same with one host that joins after "
-        f"{_JOINS_AT_S:g} s; with 12,800 tokens, where whatever fits now is admitted; at 6/s, every 20th prompt of {_LARGE_TOKENS:,} tokens, 24,000 tokens a host; "
+        f"{_JOINS_AT_S:g} s; with 12,800 tokens, where whatever fits now is admitted; at 6/s, every "
+        f"20th prompt of {_LARGE_TOKENS:,} tokens, 24,000 tokens a host; "
         "and Azure's code trace at 8/s with the late host. A move takes its bytes over the link, then what is behind "
         "the last full page is computed again."
     ),

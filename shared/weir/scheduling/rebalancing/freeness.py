@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from weir.core.cost import StepCost
 from weir.kv.geometry import PAGE_TOKENS
+from weir.scheduling.pools import UNKNOWN_COST
 from weir.scheduling.routing.links import LinkCost
 
 RECOMPUTED_TOKENS = 16
@@ -37,7 +38,7 @@ class WorkerLoad:
     num_context_tokens: int
     max_context_tokens: int
     cost: StepCost | None
-    """None: not measured yet. It is taken to be as quick as the other one of a pair."""
+    """None: not measured yet."""
     page_bytes: int
     preempts: bool = False
     """Whether more can come to use pages than there are."""
@@ -104,6 +105,10 @@ class Loads:
         load = self.load(worker)
         return inf if load <= 0 else 1 / load - 1
 
+    def cost(self, worker: WorkerLoad, other: WorkerLoad | None = None) -> StepCost:
+        """As measured; else it is taken to be as quick as the other one of a pair; else as nobody has measured."""
+        return worker.cost or (other and other.cost) or UNKNOWN_COST
+
     def itl_ms(self, worker: WorkerLoad, cost: StepCost) -> float:
         return cost.step_ms((), self._num_seqs[worker.worker_id], self._context[worker.worker_id])
 
@@ -126,11 +131,11 @@ class Loads:
             self._context[worker.worker_id] += sign * sequence.num_tokens
             self.used_pages[worker.arena_id] += sign * sequence.num_used_pages
 
-    def saved_ms(self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad, cost: StepCost) -> float:
+    def saved_ms(self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad) -> float:
         """Summed over all sequences of both workers: quicker steps, as long as this one runs, or until new requests,
         which go to the freer worker, have evened them out by themselves; the wait of those that have no slot; and what
         would be computed again of a sequence that is preempted."""
-        receiver_cost = receiver.cost or cost
+        cost, receiver_cost = self.cost(source, receiver), self.cost(receiver, source)
         num_source, num_receiver = self._num_seqs[source.worker_id], self._num_seqs[receiver.worker_id]
         eased_ms = cost.decode_sequence_ms + cost.context_token_ms * sequence.num_tokens
         added_ms = receiver_cost.decode_sequence_ms + receiver_cost.context_token_ms * sequence.num_tokens
@@ -146,12 +151,10 @@ class Loads:
             saved_ms += cost.prefill_ms(sequence.num_tokens, 0, _CHUNK_TOKENS)
         return saved_ms
 
-    def price_ms(
-        self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad, cost: StepCost, link: LinkCost
-    ) -> float:
+    def price_ms(self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad, link: LinkCost) -> float:
         """Summed likewise: its pause, a chunk of prefill that the receiver's sequences wait for; and its way, as though
         one sequence waited for that: it takes cores and a link from others."""
-        receiver_cost = receiver.cost or cost
+        receiver_cost = self.cost(receiver, source)
         chunk_ms = receiver_cost.prefill_token_ms * RECOMPUTED_TOKENS
         pause_ms = link.round_trip_ms + self.itl_ms(receiver, receiver_cost) + chunk_ms
         way_ms = 0.0

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from weir.core.cost import StepCost
 from weir.scheduling.rebalancing.freeness import Loads, Move, QueuedRequest, RunningSequence, WorkerLoad
 from weir.scheduling.routing.links import LinkCost
 
@@ -103,8 +102,8 @@ class _Planner:
 
     def _try_balance(self, source: WorkerLoad, receiver: WorkerLoad, sequences: list[RunningSequence]) -> bool:
         """Whether one more goes from the one to the other. It is taken out of `sequences` then."""
-        loads, link, cost = self._loads, self._link_of(source, receiver), source.cost
-        if link is None or cost is None or loads.load(source) < self._rules.gap * loads.load(receiver):
+        loads, link = self._loads, self._link_of(source, receiver)
+        if link is None or loads.load(source) < self._rules.gap * loads.load(receiver):
             return False
         best: tuple[int, float] | None = None
         chosen: RunningSequence | None = None
@@ -113,7 +112,7 @@ class _Planner:
                 continue
             if not self._may_even_out(sequence, source, receiver):
                 continue
-            won_ms = self._won_ms(sequence, source, receiver, cost, link)
+            won_ms = self._won_ms(sequence, source, receiver, link)
             key = sequence.lane_priority, -won_ms
             if won_ms > 0 and (best is None or key < best):
                 best, chosen = key, sequence
@@ -144,19 +143,17 @@ class _Planner:
         free = self._loads.free_pages
         return any(free(arena_id) + changes.get(arena_id, 0) >= needed for arena_id in self._loads.pages)
 
-    def _won_ms(
-        self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad, cost: StepCost, link: LinkCost
-    ) -> float:
+    def _won_ms(self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad, link: LinkCost) -> float:
         """Over what it has to bring at least; not over 0: it stays."""
-        price_ms = self._try_price_ms(sequence, source, receiver, cost, link)
+        price_ms = self._try_price_ms(sequence, source, receiver, link)
         if price_ms is None:
             return -inf
-        return self._loads.saved_ms(sequence, source, receiver, cost) - self._rules.gain * price_ms
+        return self._loads.saved_ms(sequence, source, receiver) - self._rules.gain * price_ms
 
     def _try_price_ms(
-        self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad, cost: StepCost, link: LinkCost
+        self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad, link: LinkCost
     ) -> float | None:
-        price_ms = self._loads.price_ms(sequence, source, receiver, cost, link)
+        price_ms = self._loads.price_ms(sequence, source, receiver, link)
         return None if price_ms > self._rules.max_way_ms else price_ms
 
     def make_room(self, queued: QueuedRequest) -> tuple[Move, ...]:
@@ -180,7 +177,7 @@ class _Planner:
         found = [
             (sequence, worker)
             for worker in self._workers
-            if worker.arena_id == arena_id and worker.cost is not None
+            if worker.arena_id == arena_id
             for sequence in self._sequences_of(worker.worker_id)
             if not sequence.is_pinned and sequence.lane_priority <= queued.lane_priority
         ]
@@ -202,10 +199,10 @@ class _Planner:
             others = [worker for worker in self._workers if worker.arena_id != source.arena_id]
             others.sort(key=lambda worker: (loads.load(worker), worker.worker_id))
             for receiver in others:
-                link, cost = self._link_of(source, receiver), source.cost
-                if link is None or cost is None or not loads.has_room(sequence, receiver):
+                link = self._link_of(source, receiver)
+                if link is None or not loads.has_room(sequence, receiver):
                     continue
-                price_ms = self._try_price_ms(sequence, source, receiver, cost, link)
+                price_ms = self._try_price_ms(sequence, source, receiver, link)
                 if price_ms is not None:
                     found.remove((sequence, source))
                     self._move(sequence, source, receiver, "a large request waits for its place")
@@ -216,8 +213,8 @@ class _Planner:
         """Until what runs there has ended as far as is needed, by what is expected."""
         missing, ending = needed - loads.free_pages(arena_id), list[tuple[float, int]]()
         for worker in self._workers:
-            if worker.arena_id == arena_id and worker.cost is not None:
-                step_ms = loads.itl_ms(worker, worker.cost)
+            if worker.arena_id == arena_id:
+                step_ms = loads.itl_ms(worker, loads.cost(worker))
                 sequences = self._sequences_of(worker.worker_id)
                 ending += [(step_ms * one.num_steps_left, one.num_used_pages) for one in sequences]
         for wait_ms, num_pages in sorted(ending):
