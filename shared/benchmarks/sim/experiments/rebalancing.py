@@ -24,7 +24,7 @@ _GBYTES_A_S = 3.125
 """A link of 25 Gb/s."""
 _BEGINS_AT_S = 4.0
 """By then the scheduler knows that the late host is not there."""
-_JOINS_AT_S = 16.0
+_JOINS_AT_S = 12.0
 _STAYS, _REBALANCED = "stays", "rebalanced"
 
 
@@ -108,7 +108,7 @@ def _run(point: _Point, arm: str, num: int, seed: int) -> Mapping[str, float]:
 
 
 def _cases(size: Size) -> list[Case]:
-    points, num = (_POINTS, 200) if size is Size.FULL else ((_LATE,), 120)
+    points, num = (_POINTS, 120) if size is Size.FULL else ((_LATE,), 100)
     return [Case(arm, partial(_run, point, arm, num), point.name) for point in points for arm in (_STAYS, _REBALANCED)]
 
 
@@ -136,7 +136,7 @@ EXPERIMENT = Experiment(
     ),
     compared=(
         f"{_NUM_HOSTS} hosts of one {_PROFILE} each that prefills and decodes, links of 25 Gb/s, fcfs; one scheduler "
-        f"with one queue places each request when it has room, which Llumnix's baselines do not. 200 requests: "
+        f"with one queue places each request when it has room, which Llumnix's baselines do not. 120 requests: "
         f"ShareGPT lengths at 8/s, 64,000 tokens of memory a host; the same with one host that joins after "
         f"{_JOINS_AT_S:g} s; with 12,800 tokens, where whatever fits now is admitted; at 6/s, every "
         f"20th prompt of {_LARGE_TOKENS:,} tokens, 24,000 tokens a host; "
