@@ -1,6 +1,8 @@
 """Two hosts of one decode worker each: streams that all run at one of them spread by themselves."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from tests.hosts.lab import needs_hosts
@@ -20,10 +22,10 @@ STORIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+@contextmanager
+def open_measured_hosts(folder: Path) -> Iterator[TwoHosts]:
     """Of which b is drained, and a has measured its steps."""
-    with open_two_hosts(tmp_path_factory.mktemp("hosts"), 4, a_has=_NO_PREFILL, b_has=_NO_PREFILL) as two:
+    with open_two_hosts(folder, 4, a_has=_NO_PREFILL, b_has=_NO_PREFILL) as two:
         two.start(two.b)
         wait_until(lambda: two.num_workers() == 2, timeout_s=TIMEOUT_S, what="both workers are known")
         drain_b(two, "--grace-s", "0", "--wait")
@@ -31,6 +33,12 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
         wait_until(
             lambda: "step_cost_base_ms" in two.figures(two.a)["decode-0"], timeout_s=TIMEOUT_S, what="a knows its steps"
         )
+        yield two
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+    with open_measured_hosts(tmp_path_factory.mktemp("hosts")) as two:
         yield two
 
 
