@@ -66,7 +66,9 @@ class Rebalancer:
         busy, freeness = self._migrations.busy_arenas(), list[float]()
         for pool, group in self._pools():
             workers = {worker.worker_id: worker for one in pool.candidates for worker in one.decode_workers}
-            loads = {worker_id: self._load(worker, now_s) for worker_id, worker in workers.items()}
+            arenas = {worker.arena.arena_id: worker.arena for worker in workers.values()}
+            used = {arena_id: self._placer.memory_fit.used_pages(arena, now_s) for arena_id, arena in arenas.items()}
+            loads = {worker_id: self._load(one, used[one.arena.arena_id]) for worker_id, one in workers.items()}
             seen = Loads(tuple(loads.values()))
             freeness += [min(_MOST_FREENESS, seen.freeness(load)) for load in loads.values()]
             free = [load for load in loads.values() if load.arena_id not in busy]
@@ -128,13 +130,13 @@ class Rebalancer:
         if self._migrations.try_begin(request, receiver.worker_id, reason, has_room, now_s):
             self._counts["rebalanced"] += 1
 
-    def _load(self, worker: WorkerState, now_s: float) -> WorkerLoad:
+    def _load(self, worker: WorkerState, num_used_pages: int) -> WorkerLoad:
         fit, arena, record = self._placer.memory_fit, worker.arena, worker.record
         return WorkerLoad(
             worker_id=worker.worker_id,
             arena_id=arena.arena_id,
             num_pages=int(arena.num_pages * (1 - fit.kept_share)),
-            num_used_pages=fit.used_pages(arena, now_s) + arena.num_leaving_pages,
+            num_used_pages=num_used_pages + arena.num_leaving_pages,
             num_seqs=len(worker.decode.priorities),
             max_num_seqs=worker.max_num_seqs,
             num_context_tokens=worker.decode.num_context_tokens,
