@@ -21,8 +21,6 @@ _LONG = " ".join(f"Rule {number}: whoever reads this line goes on to the next on
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     with open_two_hosts(tmp_path_factory.mktemp("hosts"), _FEW) as two:
-        # What runs at one host is to stay there until a test says otherwise.
-        two.a.run(*WEIR, "limits", "set", "rebalances=false", *RUNTIME, timeout_s=TIMEOUT_S)
         yield two
 
 

@@ -28,6 +28,7 @@ def open_measured_hosts(folder: Path) -> Iterator[TwoHosts]:
     with open_two_hosts(folder, 4, a_has=_NO_PREFILL, b_has=_NO_PREFILL) as two:
         two.start(two.b)
         wait_until(lambda: two.num_workers() == 2, timeout_s=TIMEOUT_S, what="both workers are known")
+        two.a.run(*WEIR, "limits", "set", "rebalances=true", *RUNTIME, timeout_s=TIMEOUT_S)
         drain_b(two, "--grace-s", "0", "--wait")
         two.ask("measured", [" ".join(["rain"] * (4 + 5 * number)) for number in range(40)], max_tokens=16)
         wait_until(

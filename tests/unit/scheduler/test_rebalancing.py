@@ -24,7 +24,7 @@ def worker(host: str, role: str, *, pages: int = 400, seqs: int = 8) -> WorkerRe
 
 
 def rebalancing_limits(**changes: float) -> CoreLimits:
-    return make_limits(max_prefills=32, max_prefill_tokens=4096, **changes)
+    return make_limits(max_prefills=32, max_prefill_tokens=4096, rebalances=True, **changes)
 
 
 def late_host(
