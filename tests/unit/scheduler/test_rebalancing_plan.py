@@ -160,8 +160,9 @@ def test_workers_that_exchange_nothing_and_those_not_measured_yet() -> None:
     assert len(two.plan()) == 2, "the one is taken to be as quick as the other"
     two.workers = [worker("d0", cost=None), worker("d1")]
     assert len(two.plan()) == 2
-    two.workers[1] = worker("d1", cost=None)
-    two.workers[0] = worker("d0", cost=None)
+    two.running["d0"] = [replace(one, num_steps_left=50.0) for one in two.running["d0"]]
+    assert len(two.plan()) == 2
+    two.workers = [worker("d0", cost=None), worker("d1", cost=None)]
     assert two.plan() == (), "of steps that nobody has measured little is expected"
 
 
