@@ -155,6 +155,9 @@ class CommandSender:
                 continue
             if reply.refusal:
                 logger.debug("migration of %s: %s", migrate.request_id, reply.refusal)
+            else:
+                worker_id, reason = migrate.placement.decode_worker_id, migrate.placement.reason
+                logger.info("request %s is to go on at %s; %s", migrate.request_id, worker_id, reason)
             self._core.migration_answered(migrate.request_id, migrate.placement, accepted=reply.accepted)
             self._on_answer()
             return

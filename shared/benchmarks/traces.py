@@ -5,6 +5,7 @@ from pathlib import Path
 
 from weir.bench.simulator import DATA_VARIABLE
 
+AZURE = "azure_2023_code.csv"
 MOONCAKE = "mooncake_conversation.jsonl.gz"
 
 

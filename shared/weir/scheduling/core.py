@@ -42,6 +42,7 @@ from weir.scheduling.limits import CoreLimits
 from weir.scheduling.migrations import Migrations
 from weir.scheduling.placer import Placer
 from weir.scheduling.queue_report import queue_report
+from weir.scheduling.rebalancing.rebalancer import Rebalancer
 from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.request_table import RequestTable, check_requests
 from weir.scheduling.tenants import QuotaDebt
@@ -49,7 +50,7 @@ from weir.scheduling.workers import DECODE, PREFILL, Workers
 
 _REACH_S = 1.0
 """A grant this old has reached its prefill worker, if it ever will."""
-_FROM_ZERO = ("submitted", "adopted", "workers_lost", "gateways_lost", "worker_malformed")
+_FROM_ZERO = ("submitted", "adopted", "workers_lost", "gateways_lost", "worker_malformed", "rebalanced")
 """Shown before anything is counted, as are grants of lanes: a series that begins at 1 has never risen."""
 
 
@@ -71,6 +72,7 @@ class SchedulerCore:
         self._commands = CommandQueue(epoch)
         self._life = RequestLifecycle(self._requests, self._commands)
         self._migrations = Migrations(self._requests, self._workers, self._commands)
+        self._rebalancer = Rebalancer(self._requests, self._workers, self._migrations, self._commands)
         self._is_bus_away = False
         self._ticked_at_s = clock.now_s()
         self._has_decided = False
@@ -257,6 +259,7 @@ class SchedulerCore:
                     else:
                         self._life.grant(request, outcome, now_s)
             self._migrations.plan(now_s)
+            self._rebalancer.plan(now_s)
         return self._commands.take()
 
     def queue_report(self) -> QueueReport:
@@ -271,7 +274,8 @@ class SchedulerCore:
         gauges = {"epoch": self.epoch, "workers": len(self._workers), "is_gathering": self.is_gathering}
         own = {name: float(value) for name, value in gauges.items()}
         placed = self._placer.metrics(self._clock.now_s())
-        return counts | self._requests.metrics() | placed | self._migrations.metrics() | own
+        moved = self._migrations.metrics() | self._rebalancer.metrics()
+        return counts | self._requests.metrics() | placed | moved | own
 
     def worker_records(self) -> tuple[WorkerRecord, ...]:
         """Of those that are heard."""
@@ -322,6 +326,7 @@ class SchedulerCore:
         self._workers.let_prompts_cross(limits.placing.crossing == "prompts")
         self._placer.set_limits(limits)
         self._migrations.set_limits(limits, self._placer.pools)
+        self._rebalancer.set_limits(limits, self._placer)
         self._admission = Admission(limits, self._requests, self._placer, self._rates)
         self._shedding = Shedding(limits, self._requests, self._rates, self._life)
         self._granter = Granter(limits, self._requests, self._workers, self._placer)

@@ -239,6 +239,9 @@ class CoreLimits:
     page_overcommit: float = 1.0
     """Pages that may be reserved, for each page that there is. Above 1, requests that all reach their worst case
     together are more than fit, and decode workers preempt some of them."""
+    rebalances: bool = False
+    """Whether running sequences go on at other hosts where that evens out decode workers, or makes room for a large
+    request."""
     placing: PlacingLimits = DEFAULT_PLACING
     gather_s: float = 1.0
     worker_ttl_s: float = WORKER_TTL_S

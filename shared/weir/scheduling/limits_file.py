@@ -3,7 +3,7 @@
 TOML, read strictly, so that a slip of the pen is an error and not a default.
 
 default_lane = "standard"        # also: lane_order, tenant_order, lent_share, max_queued, slot_overcommit,
-                                 # admin_key_digests
+                                 # rebalances, admin_key_digests
 
 [lanes.interactive]              # in their order in the file, from the most to the least urgent
 max_queued = 4000
@@ -39,6 +39,7 @@ _SCALARS = (
     "lent_share",
     "max_queued",
     "slot_overcommit",
+    "rebalances",
     "admin_key_digests",
 )
 _TABLES = ("lanes", "tenants", "default_tenant", "workers")

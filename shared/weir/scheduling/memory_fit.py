@@ -13,6 +13,7 @@ grown by what the i-th still had to come.
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 from typing import Protocol
 
 import numpy as np
@@ -96,6 +97,17 @@ class LaneShares:
 class MemoryFit(Protocol):
     """Whether the running requests of an arena and one more fit in it."""
 
+    counts_worst_case: bool
+    """Of what runs: all that it may come to."""
+    kept_share: float
+    """Of an arena, that it leaves free."""
+    preempts: bool
+    """Whether what it admits can come to use more than there is."""
+
+    def used_pages(self, arena: ArenaLoad, now_s: float) -> int:
+        """By what runs there, as it counts that."""
+        ...
+
     def fits(self, arena: ArenaLoad, num_pages: int, submit: Submit, now_s: float) -> bool:
         """`num_pages`: that requests of the asking one's lane may come to beside what others use: the arena's, where
         no share is guaranteed."""
@@ -113,8 +125,16 @@ class MemoryFit(Protocol):
 class Conservative:
     """Reserves the worst case (ADR 0002). Nothing is ever preempted if `overcommit` is 1."""
 
+    counts_worst_case = True
+    kept_share = 0.0
+
     def __init__(self, overcommit: float) -> None:
         self._overcommit = overcommit
+        self.preempts = overcommit > 1
+
+    def used_pages(self, arena: ArenaLoad, now_s: float) -> int:
+        del now_s
+        return arena.num_reserved_pages
 
     def fits(self, arena: ArenaLoad, num_pages: int, submit: Submit, now_s: float) -> bool:
         del now_s
@@ -130,10 +150,15 @@ class Conservative:
 class Aggressive:
     """Whatever fits now. Sequences are preempted when they grow."""
 
+    counts_worst_case = False
+    kept_share = 0.0
+    preempts = True
+
+    def used_pages(self, arena: ArenaLoad, now_s: float) -> int:
+        return ceil(_num_held_tokens(arena, now_s) / PAGE_TOKENS)
+
     def fits(self, arena: ArenaLoad, num_pages: int, submit: Submit, now_s: float) -> bool:
-        num_held = sum(
-            float((one.prompt + one.emitted(now_s)).sum()) + _ROUNDING_TOKENS * len(one) for one in _lengths(arena)
-        )
+        num_held = _num_held_tokens(arena, now_s)
         return num_held / PAGE_TOKENS + num_pages_for(submit.num_prompt_tokens + 1) <= num_pages
 
     def charged_pages(self, submit: Submit) -> int:
@@ -240,12 +265,18 @@ class PastFuture:
     """Looks at a few futures of what runs, sampled from the lengths of the last outputs, and admits if the worst
     of them leaves `memory_reserve` free. With `trusts_predictions` a predicted length is taken for the truth."""
 
+    counts_worst_case = False
+    preempts = True
+
     def __init__(self, limits: PlacingLimits, *, trusts_predictions: bool = False) -> None:
-        self._reserve = limits.memory_reserve
+        self.kept_share = self._reserve = limits.memory_reserve
         self._trusts_predictions = trusts_predictions
         self._random = np.random.default_rng(limits.seed)
         self._histories: dict[str, OutputHistory] = {}
         self._futures: dict[str, _Future] = {}
+
+    def used_pages(self, arena: ArenaLoad, now_s: float) -> int:
+        return ceil(_num_held_tokens(arena, now_s) / PAGE_TOKENS)
 
     def fits(self, arena: ArenaLoad, num_pages: int, submit: Submit, now_s: float) -> bool:
         lengths = _lengths(arena)
@@ -306,6 +337,10 @@ class PastFuture:
             is_credible = (predicted > emitted) & (predicted > 0)
             total = np.where(is_credible, np.minimum(predicted, max_output), total)
         return _Future(prompt + emitted + _ROUNDING_TOKENS, total - emitted, versions, now_s)
+
+
+def _num_held_tokens(arena: ArenaLoad, now_s: float) -> float:
+    return sum(float((one.prompt + one.emitted(now_s)).sum()) + _ROUNDING_TOKENS * len(one) for one in _lengths(arena))
 
 
 def _lengths(arena: ArenaLoad) -> list[RunningLengths]:

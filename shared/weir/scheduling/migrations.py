@@ -1,5 +1,5 @@
-"""Which running requests go on at another host: those of workers that are being emptied, where nobody of their memory
-takes them.
+"""Running requests that go on at another host: those of workers that are being emptied, where nobody of their memory
+takes them, and those that `weir.scheduling.rebalancing` chooses.
 
     planned: room reserved there ─> its gateway has begun ─> it runs there, as its list of held requests says
                  └─ refused, given up, ended, or too late ─> the room is free again, and it may be planned later
@@ -7,7 +7,7 @@ takes them.
 A few at a time for each host: each costs the one that it goes to some tokens of prefill, and both of them bandwidth.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,6 +48,9 @@ class _Rest(NamedTuple):
     length_s: float
 
 
+_Target = tuple[PrefillCandidate, WorkerState]
+
+
 class Migrations:
     """Plans them, and keeps the room for each until it is there or is not coming."""
 
@@ -76,6 +79,36 @@ class Migrations:
                 if self._num_out_of(record.host_id) >= MAX_AT_A_TIME:
                     break
                 self._begin(request, record, now_s)
+
+    def try_begin(
+        self,
+        request: ScheduledRequest,
+        receiver_id: str,
+        reason: str,
+        has_room: Callable[[ArenaLoad], bool],
+        now_s: float,
+    ) -> bool:
+        """Has it go on at this decode worker, if that may be now."""
+        source = None if request.placement is None else self._workers.find(request.placement.decode_worker_id)
+        if source is None or not self._may_begin or self.is_pinned(request, now_s):
+            return False
+        if not source[0].pages_address or self._num_out_of(source[0].host_id) >= MAX_AT_A_TIME:
+            return False
+        targets = self._targets(request, source[0], has_room)
+        return self._try_begin(
+            request, source[0], [one for one in targets if one[1].worker_id == receiver_id], reason, now_s
+        )
+
+    def is_pinned(self, request: ScheduledRequest, now_s: float) -> bool:
+        """It stays for now: its prompt is being read, it is on its way, or has tried that in vain."""
+        placement = request.placement
+        if placement is None or request.request_id in self._moves or self._is_resting(request.request_id, now_s):
+            return True
+        return request.request_id in self._requests.reservations.prefill_load(placement.reading_worker_id).prompts
+
+    def busy_arenas(self) -> set[str]:
+        """That something leaves or comes to."""
+        return {arena_id for move in self._moves.values() for arena_id in (move.from_arena_id, move.to_arena_id)}
 
     def answered(self, request_id: str, placement: Placement, *, accepted: bool, now_s: float) -> None:
         """Its gateway's answer; one that does not begin says so."""
@@ -153,20 +186,24 @@ class Migrations:
             placement = request.placement
             if placement is None or placement.decode_worker_id != record.worker_id:
                 continue
-            is_busy = request.request_id in self._moves or self._is_resting(request.request_id, now_s)
-            if not is_busy and request.request_id not in reservations.prefill_load(placement.reading_worker_id).prompts:
+            if not self.is_pinned(request, now_s):
                 found.append(request)
         return sorted(found, key=lambda request: request.submit.num_prompt_tokens + request.num_output_tokens)
 
     def _begin(self, request: ScheduledRequest, source: WorkerRecord, now_s: float) -> None:
         """If somebody takes it."""
-        before, targets = request.plan, self._targets(request, source)
+        targets = self._targets(request, source, lambda arena: _has_room(arena, request.num_pages))
         if not targets:
             self._rest(request.request_id, now_s)
+        self._try_begin(request, source, targets, f"{source.worker_id} is being emptied", now_s)
+
+    def _try_begin(
+        self, request: ScheduledRequest, source: WorkerRecord, targets: Sequence[_Target], reason: str, now_s: float
+    ) -> bool:
         # Where as many are on their way as may be, it is soon this one's turn: it does not rest.
-        free = [target for target in targets if self._num_into(target[1].arena.arena_id) < MAX_AT_A_TIME]
+        before, free = request.plan, [one for one in targets if self._num_into(one[1].arena.arena_id) < MAX_AT_A_TIME]
         if before is None or not free:
-            return
+            return False
         candidate, worker = free[0]
         prefill, decode = candidate.worker.record, worker.record
         placement = Placement(
@@ -177,7 +214,7 @@ class Migrations:
             decode_address=decode.address,
             num_reserved_pages=request.num_pages,
             scheduling=before.placement.scheduling,
-            reason=f"migration: {source.worker_id} is being emptied",
+            reason=f"migration: {reason}",
         )
         plan = before._replace(placement=placement)
         self._requests.reservations.expect(request, plan, now_s)
@@ -186,8 +223,11 @@ class Migrations:
         self._commands.counts["migrations_planned"] += 1
         migrate = Migrate(self._commands.epoch, request.request_id, placement, source.pages_address)
         self._commands.add(SendMigrate(request.submit.gateway_id, migrate))
+        return True
 
-    def _targets(self, request: ScheduledRequest, source: WorkerRecord) -> list[tuple[PrefillCandidate, WorkerState]]:
+    def _targets(
+        self, request: ScheduledRequest, source: WorkerRecord, has_room: Callable[[ArenaLoad], bool]
+    ) -> list[_Target]:
         """Decode workers of other memories with room for all that the request may come to, the quickest first; those
         that compute the rest themselves before those that another worker hands it to."""
         pool = self._pools.pool(request.submit.model, self._groups.get(request.lane, ""))
@@ -200,7 +240,7 @@ class Migrations:
             and worker.record.page_bytes == source.page_bytes
             and request.num_tokens <= worker.max_context_tokens
             and pool.slots.is_open(worker.worker_id, request.priority)
-            and _has_room(worker.arena, request.num_pages)
+            and has_room(worker.arena)
         ]
         return [option[3:] for option in sorted(options, key=lambda option: option[:3])]
 

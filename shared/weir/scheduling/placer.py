@@ -89,11 +89,11 @@ class Placer:
 
     def finished(self, request: ScheduledRequest, num_output_tokens: int) -> None:
         """It came to its own end after so many tokens."""
-        self._memory_fit.finished(request.submit.model, num_output_tokens)
+        self.memory_fit.finished(request.submit.model, num_output_tokens)
 
     def charged_pages(self, request: ScheduledRequest) -> int:
         """What it would count against its lane's share, granted now."""
-        return self._memory_fit.charged_pages(request.submit)
+        return self.memory_fit.charged_pages(request.submit)
 
     def num_uncached_tokens(self, submit: Submit) -> int:
         """Of its prompt, where most of it is cached; at least 1."""
@@ -110,7 +110,7 @@ class Placer:
         if not self._is_timeless:
             return num_pages_for(request.submit.num_prompt_tokens + 1) > max(opened, default=0)
         empty = ArenaLoad("", 0, ())
-        return not any(self._memory_fit.fits(empty, num_pages, request.submit, now_s) for num_pages in opened)
+        return not any(self.memory_fit.fits(empty, num_pages, request.submit, now_s) for num_pages in opened)
 
     def has_slot(self, request: ScheduledRequest) -> bool:
         """The quickest of all questions, and when workers are busy the answer is mostly no."""
@@ -128,6 +128,17 @@ class Placer:
             plan = self._try_plan(request, self._sample(pool, prompt.depths), pool, prompt, now_s, is_sample=True)
         return plan or self._try_plan(request, pool.candidates, pool, prompt, now_s, is_sample=False)
 
+    def has_memory(self, lane: str, submit: Submit, arena: ArenaLoad, now_s: float) -> bool:
+        """Beside what runs there, and what is kept for lanes."""
+        num_pages = arena.num_pages - arena.num_leaving_pages
+        if self._is_shared_out:
+            charged, wanting = arena.pages_by_lane(), self._wanting(submit.model)
+            if self._shares.can_take_back(lane, self.memory_fit.charged_pages(submit), charged, num_pages):
+                return True
+            num_open = self._shares.open_to(lane, charged, num_pages, wanting)
+            num_pages = num_open + sum(charged.values())
+        return self.memory_fit.fits(arena, num_pages, submit, now_s)
+
     def prefixes_changed(self, message: PrefixChanged, now_s: float) -> None:
         """What came into an arena, went, or was fetched from others."""
         self.prefixes.change(message, now_s)
@@ -140,7 +151,7 @@ class Placer:
 
     def _start_over(self) -> None:
         placing = self._limits.placing
-        self._memory_fit = make_memory_fit(placing, self._limits.page_overcommit)
+        self.memory_fit = make_memory_fit(placing, self._limits.page_overcommit)
         self._random = random.Random(placing.seed)
         self._router = Router(placing)
         self.links = LinkRates(LinkCost.of_rate(placing.link_mbit_s, placing.link_round_trip_ms))
@@ -356,20 +367,10 @@ class Placer:
                 continue
             for worker in option.decode_workers:
                 arena_id = worker.arena.arena_id
-                if arena_id not in refused and self._has_memory(request, worker.arena, now_s):
+                if arena_id not in refused and self.has_memory(request.lane, request.submit, worker.arena, now_s):
                     return option, worker
                 refused.add(arena_id)
         return None
-
-    def _has_memory(self, request: ScheduledRequest, arena: ArenaLoad, now_s: float) -> bool:
-        submit, num_pages = request.submit, arena.num_pages - arena.num_leaving_pages
-        if self._is_shared_out:
-            charged, wanting = arena.pages_by_lane(), self._wanting(submit.model)
-            if self._shares.can_take_back(request.lane, self._memory_fit.charged_pages(submit), charged, num_pages):
-                return True
-            num_open = self._shares.open_to(request.lane, charged, num_pages, wanting)
-            num_pages = num_open + sum(charged.values())
-        return self._memory_fit.fits(arena, num_pages, submit, now_s)
 
     def _plan(self, request: ScheduledRequest, option: Option, decode_worker: WorkerState, kind: str) -> PlacementPlan:
         submit, source, crossing = request.submit, option.prefix_source, option.crossing
@@ -391,7 +392,7 @@ class Placer:
         )
         return PlacementPlan(
             placement,
-            num_charged_pages=self._memory_fit.charged_pages(submit),
+            num_charged_pages=self.memory_fit.charged_pages(submit),
             num_cached_tokens=option.num_cached_tokens,
             prefill_ms=option.prefill_ms,
             itl_ms=decode_worker.itl_ms(submit.num_prompt_tokens),

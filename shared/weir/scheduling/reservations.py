@@ -221,7 +221,9 @@ class Reservations:
         """A granted request is about to go on under this plan: it has room there too, until `expect_no_more`."""
         self.expect_no_more(request.request_id)
         self._expected[request.request_id] = request, plan
-        self._take_slot(_expected_id(request.request_id), request, plan, now_s)
+        slot_id, load = _expected_id(request.request_id), self.decode_load(plan.placement.decode_worker_id)
+        self._take_slot(slot_id, request, plan, now_s)
+        load.num_context_tokens += load.lengths.progressed(slot_id, request.num_output_tokens, now_s)
 
     def expect_no_more(self, request_id: str) -> None:
         """It is there, or is not coming."""

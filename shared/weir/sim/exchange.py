@@ -101,11 +101,14 @@ class SimExchange:
             incoming.is_over = True
             self._timeline.at(max(incoming.arrives_ns, self._timeline.now_ns), lambda: self._settle(incoming))
 
+    def transfer(self, source: str, host_id: str, num_tokens: int) -> int:
+        """When the last byte has arrived of what is sent now."""
+        link = self._links.setdefault((source, host_id), TransferLink(self._link_spec, self._token_bytes))
+        return link.transfer(self._timeline.now_ns, 0, 1, num_tokens)
+
     def _transfer(self, incoming: Incoming, num_new: int) -> None:
-        ends = incoming.source, incoming.host_id
-        link = self._links.setdefault(ends, TransferLink(self._link_spec, self._token_bytes))
         incoming.num_sent += num_new
-        incoming.arrives_ns = link.transfer(self._timeline.now_ns, 0, 1, num_new * PAGE_TOKENS)
+        incoming.arrives_ns = self.transfer(incoming.source, incoming.host_id, num_new * PAGE_TOKENS)
 
     def _settle(self, incoming: Incoming) -> None:
         self._num_failed += incoming.num_sent < len(incoming.hashes)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from weir.bus.messages import SCHEDULER_HASH_BYTES, Placement, WorkerRecord
+from weir.bus.migration import Migrate
 from weir.bus.prefix_news import PrefixChanged
 from weir.engine.counters import EngineCounters
 from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, SetBounds, TokenSampled
@@ -13,6 +14,7 @@ from weir.sim.exchange import SimExchange, order_of
 from weir.sim.gateway import MODEL, SimGateway
 from weir.sim.hand_offs import SimHandOffs
 from weir.sim.memory import Location, PrefixMemory, SimPageMemory, locations_of
+from weir.sim.migrating import SimMigrations, is_moved
 from weir.sim.request_state import SimRequestState
 from weir.sim.scheduler import RECORD_EVERY_S, SimScheduler
 from weir.sim.spec import FailureSpec, SystemSpec
@@ -59,6 +61,7 @@ class Fleet:
         self._scheduler = scheduler
         self._hand_offs = SimHandOffs(spec, timeline, self._lose)
         self._exchange = None if spec.host_link is None else SimExchange(spec, timeline)
+        self._migrations = SimMigrations(timeline, self._exchange, gateway, scheduler, self._workers, self._locations)
         self._is_stopped = False
 
     def begin(self) -> None:
@@ -174,6 +177,10 @@ class Fleet:
         sender.post(lambda engine: engine.add(arrival))
         return True
 
+    def migrate(self, migrate: Migrate) -> None:
+        """A gateway is asked to."""
+        self._migrations.begin(migrate, self._gateway.states[migrate.request_id])
+
     def cancel(self, state: SimRequestState) -> None:
         """The request is not wanted any more."""
         placement = state.placement
@@ -194,13 +201,15 @@ class Fleet:
         for event in events:
             if event.__class__ is TokenSampled:  # nearly all are
                 state = states[event.key.request_id]
+                if is_moved(state, event.key):
+                    continue
                 if state.on_computed is None:
                     on_token(state, is_last=event.index + 1 == state.num_true_tokens)
                 else:  # its last chunk may be reported behind it
                     self._timeline.after(0, lambda order=state: _end_order(order))  # type: ignore[misc]
                 continue
             match event:
-                case ChunkComputed() if states[event.key.request_id].hashes:
+                case ChunkComputed(key) if (state := states[key.request_id]).hashes and not is_moved(state, key):
                     _seal(worker, states[event.key.request_id], event)
                 case HandOffReady():
                     self._hand_over(worker, event)
@@ -234,7 +243,7 @@ class Fleet:
             totals["busy_s"] = totals.get("busy_s", 0.0) + worker.busy_ns / NS_PER_S
         totals.pop("page_fingerprint", None)
         exchanged = {} if self._exchange is None else self._exchange.counters()
-        return totals | self._hand_offs.counters() | exchanged
+        return totals | self._hand_offs.counters() | exchanged | self._migrations.counters()
 
     def note_preemptions(self) -> None:
         """In the outcomes, at the end of a run."""

@@ -23,16 +23,19 @@ _SPLIT_HOST = "host-split"
 class SimRecord:
     """Implements `weir.engine.messages.SequenceLog`. The modelled model asks it whose chunk it computes."""
 
-    __slots__ = ("_preemptions", "params")
+    __slots__ = ("_preemptions", "num_computed_tokens", "params")
 
     def __init__(self, preemptions: Counter[str]) -> None:
         """`preemptions`: by request, counted here."""
         self.params: SequenceParams | None = None
+        self.num_computed_tokens = 0
+        """In pages that the sequence has."""
         self._preemptions = preemptions
 
     def begin(self, params: SequenceParams, output_token_ids: Sequence[int] = ()) -> None:
         del output_token_ids
         self.params = params
+        self.num_computed_tokens = 0
 
     def set_block_table(self, page_ids: Sequence[int], first_page: int = 0) -> None:
         """Nobody asks for it: nothing is adopted in a simulation."""
@@ -47,11 +50,12 @@ class SimRecord:
         """As above."""
 
     def publish(self, num_computed_tokens: int) -> None:
-        """As above."""
+        self.num_computed_tokens = num_computed_tokens
 
     def drop_pages(self, num_kept: int) -> None:
         """A sequence gives its pages up when it is preempted, and then alone."""
         del num_kept
+        self.num_computed_tokens = 0
         if self.params is not None:
             self._preemptions[self.params.request_id] += 1
 

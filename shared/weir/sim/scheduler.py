@@ -3,10 +3,23 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from weir.bus.messages import Cancel, Finish, Grant, Prefilled, Revoke, Submit, SubmitReply, WorkerRecord
+from weir.bus.messages import (
+    Cancel,
+    Finish,
+    Grant,
+    Held,
+    HeldRequest,
+    Placement,
+    Prefilled,
+    Revoke,
+    Submit,
+    SubmitReply,
+    WorkerRecord,
+)
+from weir.bus.migration import Migrate
 from weir.bus.prefix_news import PrefixChanged
 from weir.policy.seams import Policy
-from weir.scheduling.commands import SendGrant, SendRevoke
+from weir.scheduling.commands import SendGrant, SendMigrate, SendRevoke
 from weir.scheduling.core import SchedulerCore
 from weir.scheduling.limits import CoreLimits
 from weir.sim.profile import CostProfile
@@ -18,7 +31,7 @@ RECORD_EVERY_S = 1.0
 
 
 class SimScheduler:
-    """`on_grant` and `on_revoke` are called when the message is at the gateway, not before."""
+    """`on_grant`, `on_revoke`, `on_migrate` are called when the message is at the gateway, not before."""
 
     def __init__(
         self,
@@ -28,6 +41,7 @@ class SimScheduler:
         timeline: Timeline,
         on_grant: Callable[[Grant], None],
         on_revoke: Callable[[Revoke], None],
+        on_migrate: Callable[[Migrate], None],
     ) -> None:
         self._timeline = timeline
         self._bus_ns = ns_of_ms(profile.bus_ms)
@@ -36,6 +50,8 @@ class SimScheduler:
         self.core = SchedulerCore(replace(limits, gateway_ttl_s=float("inf")), timeline, epoch=1, policy=policy)
         self._on_grant = on_grant
         self._on_revoke = on_revoke
+        self._on_migrate = on_migrate
+        self._num_lists = 0
         self._busy_until_ns = 0
         self._revision = 0
         self._is_stopped = False
@@ -63,6 +79,16 @@ class SimScheduler:
     def progressed(self, request_id: str, num_output_tokens: int) -> None:
         """Changes what is charged and expected, and starts nothing by itself."""
         self.core.progressed(request_id, num_output_tokens)
+
+    def migration_answered(self, request_id: str, placement: Placement, *, accepted: bool) -> None:
+        self.core.migration_answered(request_id, placement, accepted=accepted)
+        self._act()
+
+    def held(self, entry: HeldRequest) -> None:
+        """The first part of a list of which the others never come: nothing is missed in it."""
+        self._num_lists += 1
+        self.core.held(Held(entry.submit.gateway_id, self._num_lists, (entry,), part=0, num_parts=2))
+        self._act()
 
     def cancel(self, cancel: Cancel) -> None:
         self.core.cancel(cancel)
@@ -103,5 +129,7 @@ class SimScheduler:
                     self._timeline.at(arrives_ns, lambda grant=grant: self._on_grant(grant))  # type: ignore[misc]
                 case SendRevoke(_, revoke):
                     self._timeline.at(arrives_ns, lambda revoke=revoke: self._on_revoke(revoke))  # type: ignore[misc]
+                case SendMigrate(_, migrate):
+                    self._timeline.at(arrives_ns, lambda migrate=migrate: self._on_migrate(migrate))  # type: ignore[misc]
                 case _:
                     pass

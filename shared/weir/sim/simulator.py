@@ -109,6 +109,7 @@ class _Run:
             timeline,
             lambda grant: self._gateway.on_grant(grant),  # noqa: PLW0108 - made below
             lambda revoke: self._gateway.on_revoke(revoke),  # noqa: PLW0108
+            lambda migrate: self._fleet.migrate(migrate),  # noqa: PLW0108
         )
         self._gateway = SimGateway(
             workload,

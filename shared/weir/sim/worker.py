@@ -22,15 +22,21 @@ class SimArrival(NamedTuple):
     """None: a prompt."""
     page_ids: tuple[int, ...] = ()
     """A prompt's are those of its cached prefix."""
+    num_output_tokens: int = 0
+    """Of a prompt, that an earlier dispatch has sampled."""
 
     def for_batcher(self, memory: SimPageMemory) -> Arrival:
         """`memory`: of the worker that takes it."""
-        state, slot, page_ids = self
+        state, slot, page_ids, num_output_tokens = self
         params = state.params()
         if slot is None:
             num_cached_tokens = len(page_ids) * PAGE_TOKENS
             return Arrival(
-                params, block_table=page_ids, num_computed_tokens=num_cached_tokens, num_shared_pages=len(page_ids)
+                params,
+                output_token_ids=(TOKEN,) * num_output_tokens,
+                block_table=page_ids,
+                num_computed_tokens=num_cached_tokens,
+                num_shared_pages=len(page_ids),
             )
         record = memory.records[slot]
         record.begin(params)

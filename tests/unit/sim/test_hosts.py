@@ -90,6 +90,23 @@ def test_a_worker_that_dies_while_prompts_cross_costs_time_and_nothing_else(work
     assert len(finished) >= (6 if worker_id == "prefill-0" else 4)
 
 
+@pytest.mark.parametrize("away_s", [(0.0, 5.5), (5.0, 7.5)])
+def test_sequences_go_on_at_a_host_that_comes_late(away_s: tuple[float, float]) -> None:
+    """Or comes back. The simulator checks that no page or slot is left over."""
+    pools = tuple(PoolSpec("decode", 1, PROFILE, serves_locally=True, host=f"h{number}") for number in range(2))
+    failures = (FailureSpec("decode-1", *away_s),)
+    spec = SystemSpec(pools, host_link=LinkSpec(12.5, 0.1), failures=failures)
+    workload = Workload("test", [SimRequest(f"r{i}", 4 + 0.01 * i, PROMPT_TOKENS, 800, 1000) for i in range(12)])
+    stays, moves = (simulate(spec, workload, limits=CoreLimits(rebalances=on)) for on in (False, True))
+    assert stays.counters["migrations_moved"] == stays.counters["exchanged_bytes"] == 0
+    finished = [outcome for outcome in moves.outcomes if outcome.is_finished]
+    assert len(finished) == sum(outcome.is_finished for outcome in stays.outcomes) >= 5
+    assert {outcome.num_output_tokens for outcome in finished} == {800}
+    assert moves.counters["core_migrations_moved_total"] == moves.counters["migrations_moved"] >= 2
+    assert moves.counters["exchanged_bytes"] >= 2 * 4000 * PROFILE.kv_bytes_per_token
+    assert moves.duration_s < stays.duration_s
+
+
 def test_hosts_and_links_go_together() -> None:
     pools = (PoolSpec("prefill", 1, PROFILE, host="a"), PoolSpec("decode", 1, PROFILE, host="b"))
     with pytest.raises(ValueError, match="host_link: is for pools with hosts"):

@@ -54,6 +54,10 @@ class ExactEngine:
     def cancel(self, state: SimRequestState) -> None:
         self._batcher.cancel(state.key)
 
+    def cancel_attempt(self, key: SequenceKey) -> None:
+        """An older one of a request that goes on elsewhere."""
+        self._batcher.cancel(key)
+
     def fail(self, state: SimRequestState, failure: Failure) -> None:
         self._batcher.fail(state.key, failure)
 
