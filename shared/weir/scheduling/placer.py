@@ -39,8 +39,6 @@ class _Asked(NamedTuple):
 
     request: ScheduledRequest
     pool: Pool
-    open_ids: Collection[str]
-    """Of decode workers that have a slot for it."""
     now_s: float
     hashes: Hashes
     depths: PrefixDepths
@@ -129,9 +127,12 @@ class Placer:
             return None
         asked, small_pool = self._look_up(request, pool, now_s), self._limits.placing.small_pool
         plan = None
-        if pool.num_choices > small_pool and len(asked.open_ids) > small_pool:
-            plan = self._try_plan(asked, self._sample(pool, asked.depths), is_sample=True)
-        return plan or self._try_plan(asked, pool.open_candidates(asked.open_ids), is_sample=False)
+        if pool.num_choices > small_pool and pool.slots.num_open_to(request.priority) > small_pool:
+            plan = self._try_plan(asked, self._sample(pool, asked.depths), None)
+        if plan is None:
+            open_ids = pool.slots.open_to(request.priority)
+            plan = self._try_plan(asked, pool.open_candidates(open_ids), open_ids)
+        return plan
 
     def prefixes_changed(self, message: PrefixChanged, now_s: float) -> None:
         """What came into an arena, went, or was fetched from others."""
@@ -156,7 +157,7 @@ class Placer:
         depths, sources, addresses = self.prefixes.look_up(hashes), None, pool.pages_addresses
         if hashes and len(addresses) > 1 and self._limits.placing.crossing != "nothing":
             sources = PromptSources(self.prefixes, self.links, addresses, pool.exchanging, hashes, depths, now_s)
-        return _Asked(request, pool, pool.slots.open_to(request.priority), now_s, hashes, depths, sources)
+        return _Asked(request, pool, now_s, hashes, depths, sources)
 
     def _sample(self, pool: Pool, depths: PrefixDepths) -> Sequence[PrefillCandidate]:
         """A few candidates, and some of those that have the longest prefix, in the order of the pool."""
@@ -169,11 +170,13 @@ class Placer:
         return [candidates[index] for index in sorted(sampled)]
 
     def _try_plan(
-        self, asked: _Asked, candidates: Sequence[PrefillCandidate], *, is_sample: bool
+        self, asked: _Asked, candidates: Sequence[PrefillCandidate], open_ids: Collection[str] | None
     ) -> PlacementPlan | None:
+        """`open_ids`: decode workers with a slot for the request; None: the candidates are a sample. One that meets no
+        worker with a slot says nothing of whether a crossing is worth it."""
         request, pool, now_s = asked.request, asked.pool, asked.now_s
-        options = self._options(asked, candidates, is_sample=is_sample)
-        if is_sample and not options:
+        options = self._options(asked, candidates, open_ids)
+        if open_ids is None and not options:
             return None
         options.sort(key=_FIRST)
         if asked.sources is not None and pool.senders and self._may_gain_by_crossing(options, pool):
@@ -196,7 +199,9 @@ class Placer:
         self._counts[kind] += 1
         return self._plan(request, option, decode_worker, kind)
 
-    def _options(self, asked: _Asked, candidates: Sequence[PrefillCandidate], *, is_sample: bool) -> list[Option]:
+    def _options(
+        self, asked: _Asked, candidates: Sequence[PrefillCandidate], open_ids: Collection[str] | None
+    ) -> list[Option]:
         """Each candidate that may prefill the request, with the workers that would decode it.
 
         One that has as many prompts as it may have is among them only for what it has cached: a request that waits
@@ -204,6 +209,7 @@ class Placer:
         """
         request, pool, depths, sources, now_s = asked.request, asked.pool, asked.depths, asked.sources, asked.now_s
         num_prompt_tokens, max_prefills = request.submit.num_prompt_tokens, self._limits.max_prefills
+        is_sample = open_ids is None
         all_candidates = candidates if is_sample else pool.candidates
         has_both_kinds = bool(all_candidates) and all_candidates[0].is_local != all_candidates[-1].is_local
         decode_by_host: dict[tuple[WorkerState, ...], Sequence[WorkerState]] = {}
@@ -212,7 +218,7 @@ class Placer:
             worker = candidate.worker
             if request.num_tokens > worker.max_context_tokens:
                 continue
-            if not is_sample and candidate.decode_ids.isdisjoint(asked.open_ids):
+            if open_ids is not None and candidate.decode_ids.isdisjoint(open_ids):
                 continue
             # The last one is computed.
             num_cached = min(depths.num_tokens(worker.arena.arena_id), num_prompt_tokens - 1)
@@ -274,7 +280,7 @@ class Placer:
         pool = asked.pool
         workers: Sequence[WorkerState] = pool.senders[0].decode_workers
         if len(workers) > self._limits.placing.small_pool:
-            workers = pool.open_receivers(asked.open_ids)
+            workers = pool.open_receivers(pool.slots.open_to(asked.request.priority))
             workers = self._random.sample(workers, min(len(workers), _NUM_SAMPLED))
         return self._open_decode_workers(asked.request, workers, pool.slots, is_sample=False) if workers else ()
 

@@ -172,6 +172,10 @@ class OpenSlots:
     def is_open(self, worker_id: str, priority: PriorityKey) -> bool:
         return priority < self._bounds.get(worker_id, NOBODY)
 
+    def num_open_to(self, priority: PriorityKey) -> int:
+        """How many workers have a slot for it."""
+        return len(self._ascending) - bisect_right(self._ascending, priority, key=_BOUND)
+
     def open_to(self, priority: PriorityKey) -> Collection[str]:
         """Ids of the workers that have a slot for it."""
         first = bisect_right(self._ascending, priority, key=_BOUND)
@@ -233,13 +237,10 @@ class Pool:
     """(pages, tokens of context) that one request can have on a host if nothing else runs: each that there is, once."""
     num_pages: int
     """Of all arenas that its requests reserve in."""
+    num_choices: int
+    """Workers that are compared: for the prefill, or for decoding on one host, whichever are more."""
     has_own_group: bool
     """These are workers that other lanes do not get."""
-
-    @property
-    def num_choices(self) -> int:
-        """Workers that are compared: for the prefill, or for decoding on one host, whichever are more."""
-        return max(len(self.candidates), len(self.candidates[0].decode_workers)) if self.candidates else 0
 
     def open_candidates(self, open_ids: Collection[str]) -> Sequence[PrefillCandidate]:
         """Those whose requests one of these workers can decode, in their order; others too, where these are many."""
@@ -320,6 +321,7 @@ class WorkerPools:
             frozenset(addresses),
             tuple({(host.num_arena_pages, host.max_context_tokens): None for host in hosts}),
             sum(own_pages.values()) or sum(host.num_arena_pages for host in hosts),
+            max(len(candidates), len(candidates[0].decode_workers)) if candidates else 0,
             has_own_group=bool(group) and hosts is not self._workers.hosts_of(model),
         )
 

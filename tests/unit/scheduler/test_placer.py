@@ -170,6 +170,22 @@ def test_of_many_workers_a_sampled_one_without_a_slot_gets_nothing() -> None:
     assert len({rig.placement(f"r{number}").decode_worker_id for number in range(20)}) == 20
 
 
+def test_of_many_workers_those_few_that_have_a_slot_are_all_compared_and_nothing_crosses_to_them() -> None:
+    """A sample of all hosts would hardly meet them, and have the prompt computed at another host."""
+    rig = make_rig(*exchanging([replace(one, max_num_seqs=1) for one in pairs(40)]))
+    for number in range(40):
+        tell(rig, f"h{number:02}", [])
+        send(rig, f"r{number}", prompt=32)
+        rig.prefilled(f"r{number}")
+    for number in range(40):
+        decode_worker_id = rig.placement(f"r{number}").decode_worker_id
+        rig.finish(f"r{number}")
+        pages = range(1000 * number + 1, 1000 * number + 41)
+        assert send(rig, f"next{number}", pages) == decode_worker_id.replace("d", "p")
+        rig.prefilled(f"next{number}")
+    assert rig.metric("placed_split_total") == 80
+
+
 def test_a_decode_worker_with_too_short_a_context_gets_nothing_from_the_prefill_worker_beside_it() -> None:
     rig = make_rig(*(replace(one, max_context_tokens=1000) if one.worker_id == "d00" else one for one in pairs(2)))
     assert [send(rig, f"long{number}") for number in range(3)] == ["p01"] * 3
