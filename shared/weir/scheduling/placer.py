@@ -1,9 +1,9 @@
 """Where a request runs: where its first token is estimated to come soonest, and a decode worker that keeps its pace.
 
 Least cost (`weir.scheduling.routing`), not longest prefix: when all prompts begin alike, the longest prefix sends all
-of them to one worker. The rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). In large
-pools two workers are sampled and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those that have
-the longest prefix. Three other rules are there to measure it against.
+of them to one worker. The rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). Where
+many workers have a slot two are sampled and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those
+that have the longest prefix. Three other rules are there to measure it against.
 """
 
 import random
