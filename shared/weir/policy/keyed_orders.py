@@ -83,7 +83,7 @@ class KeyedOrder:
 
 def make_fcfs(params: NoParams) -> Policy:
     del params
-    return Policy("fcfs", fcfs_order(), gate=None, step_budget=None)
+    return Policy("fcfs", fcfs_order(), gate=None, step_budget=None, reads_cache=False)
 
 
 def fcfs_order() -> KeyedOrder:
@@ -111,7 +111,7 @@ class EdfParams:
 
 def make_edf(params: EdfParams) -> Policy:
     order = KeyedOrder(lambda request: (deadline_s(request, params.default_ttft_s),))
-    return Policy("edf", order, gate=None, step_budget=None)
+    return Policy("edf", order, gate=None, step_budget=None, reads_cache=False)
 
 
 def deadline_s(request: Waiting, default_ttft_s: float) -> float:
@@ -122,7 +122,7 @@ def deadline_s(request: Waiting, default_ttft_s: float) -> float:
 
 
 def make_ltr(params: StarvationParams) -> Policy:
-    return Policy("ltr", LtrOrder(params), gate=None, step_budget=None)
+    return Policy("ltr", LtrOrder(params), gate=None, step_budget=None, reads_cache=False)
 
 
 class LtrOrder:

@@ -31,7 +31,7 @@ _DEVIATIONS = math.sqrt(2 * math.log(1 / 0.001))
 
 
 def make_nested_wait(params: WaitParams) -> Policy:
-    return Policy("nested-wait", fcfs_order(), NestedWaitGate(params), step_budget=None)
+    return Policy("nested-wait", fcfs_order(), NestedWaitGate(params), step_budget=None, reads_cache=False)
 
 
 @dataclass(frozen=True, slots=True)

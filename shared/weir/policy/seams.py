@@ -184,3 +184,6 @@ class Policy:
     is_preemptive: bool = False
     """Whether a running request may be paused for one of better rank (within a lane). Its gate decides who; the
     scheduler grants beyond a worker's slots to a request that outranks one that runs there."""
+    reads_cache: bool = True
+    """Whether its order reads `num_uncached_tokens`. If not, that is the whole prompt of requests that are queued under
+    it: what of them is cached is looked up when they are placed alone."""

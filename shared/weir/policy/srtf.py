@@ -26,7 +26,7 @@ class SrtfParams(StarvationParams):
 
 
 def make_srtf(params: SrtfParams) -> Policy:
-    return Policy("srtf", SrtfOrder(params), SrtfGate(params), step_budget=None, is_preemptive=True)
+    return Policy("srtf", SrtfOrder(params), SrtfGate(params), step_budget=None, is_preemptive=True, reads_cache=False)
 
 
 class SrtfOrder:

@@ -83,7 +83,7 @@ class WaitParams:
 
 
 def make_wait(params: WaitParams) -> Policy:
-    return Policy("wait", fcfs_order(), WaitGate(params), step_budget=None)
+    return Policy("wait", fcfs_order(), WaitGate(params), step_budget=None, reads_cache=False)
 
 
 @dataclass(frozen=True, slots=True)

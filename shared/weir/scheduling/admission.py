@@ -240,6 +240,10 @@ class Shedding:
         max_wait_s = self._limits.lanes_by_name[lane].max_wait_s
         if submit.deadline_ms:
             max_wait_s = min(max_wait_s, submit.deadline_ms / 1000)
+        num_queued = len(self._requests.lanes)
+        # No more are ahead of it than wait at all, and mostly that is not too many.
+        if num_queued < self._limits.max_queued and self._is_soon(submit.model, num_queued, max_wait_s, now_s):
+            return None
         tenant = self._limits.tenant(submit.tenant).name
         num_ahead = self._requests.lanes.num_ahead(submit.model, lane, tenant)
         refusal = self._try_shed(submit.model, lane, num_ahead, max_wait_s, now_s)
@@ -275,6 +279,10 @@ class Shedding:
                         break
                     num_left -= 1
                     yield request, refusal
+
+    def _is_soon(self, model: str, num_ahead: int, max_wait_s: float, now_s: float) -> bool:
+        """Whether so many do not take too long, by estimate."""
+        return self._rates.wait_s(model, num_ahead, now_s) <= _WAIT_DOUBT * max_wait_s
 
     def _try_shed(self, model: str, lane: str, num_ahead: int, max_wait_s: float, now_s: float) -> Refusal | None:
         """None: by estimate a request of the lane does not wait for too long, with so many before it."""

@@ -115,7 +115,9 @@ class SchedulerCore:
         refusal = refusal or self._shedding.try_refuse(submit, now_s)
         if refusal is not None:
             return self._life.refuse(submit, refusal, now_s)
-        self._life.queue(submit, self._placer.num_uncached_tokens(submit), now_s)
+        reads_cache = self._policy.reads_cache
+        num_uncached_tokens = self._placer.num_uncached_tokens(submit) if reads_cache else submit.num_prompt_tokens
+        self._life.queue(submit, num_uncached_tokens, now_s)
         return self._queued_reply
 
     def cancel(self, cancel: Cancel) -> None:

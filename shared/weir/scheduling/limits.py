@@ -142,7 +142,8 @@ class PlacingLimits:
     """Part of an arena that the past-future test leaves free: for what lengths of the past do not tell."""
     router: RouterName = "estimated-ttft"
     small_pool: int = 16
-    """Pools of at most this many workers are looked through; of larger ones a few, sampled at random."""
+    """Pools of at most this many workers, or workers with a slot, are looked through; of larger ones a few, sampled at
+    random."""
     itl_weight: float = 10.0
     """Milliseconds to the first token that one between two tokens is worth."""
     prefill_weight: float = 0.2

@@ -73,7 +73,8 @@ class Migrations:
 
     def plan(self, now_s: float) -> None:
         """Begins as many as there is room for."""
-        self._drop_settled(now_s)
+        if self._moves or self._rests:
+            self._drop_settled(now_s)
         for record in self._to_be_emptied() if self._may_begin else ():
             for request in self._decoding_on(record, now_s):
                 if self._num_out_of(record.host_id) >= MAX_AT_A_TIME:

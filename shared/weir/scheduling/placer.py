@@ -1,9 +1,9 @@
 """Where a request runs: where its first token is estimated to come soonest, and a decode worker that keeps its pace.
 
 Least cost (`weir.scheduling.routing`), not longest prefix: when all prompts begin alike, the longest prefix sends all
-of them to one worker. The rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). In large
-pools two workers are sampled and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those that have
-the longest prefix. Three other rules are there to measure it against.
+of them to one worker. The rule is that of Mooncake's Conductor (Qin et al., FAST 2025, arXiv 2407.00079). Where
+many workers have a slot two are sampled and compared (Mitzenmacher, "The Power of Two Choices"), beside two of those
+that have the longest prefix. Three other rules are there to measure it against.
 """
 
 import random
@@ -34,9 +34,12 @@ _SITUATION_S = 0.25
 _FIRST = itemgetter(0)
 
 
-class _Prompt(NamedTuple):
-    """What is known of the pages of one."""
+class _Asked(NamedTuple):
+    """Of one request that wants a place, for one decision."""
 
+    request: ScheduledRequest
+    pool: Pool
+    now_s: float
     hashes: Hashes
     depths: PrefixDepths
     sources: PromptSources | None
@@ -122,11 +125,14 @@ class Placer:
         pool = self.pools.pool(request.submit.model, self._groups.get(request.lane, ""))
         if request.priority >= pool.slots.bound:
             return None
-        prompt = self._look_up(request, pool, now_s)
+        asked, small_pool = self._look_up(request, pool, now_s), self._limits.placing.small_pool
         plan = None
-        if pool.num_choices > self._limits.placing.small_pool:
-            plan = self._try_plan(request, self._sample(pool, prompt.depths), pool, prompt, now_s, is_sample=True)
-        return plan or self._try_plan(request, pool.candidates, pool, prompt, now_s, is_sample=False)
+        if pool.num_choices > small_pool and pool.slots.num_open_to(request.priority) > small_pool:
+            plan = self._try_plan(asked, self._sample(pool, asked.depths), None)
+        if plan is None:
+            open_ids = pool.slots.open_to(request.priority)
+            plan = self._try_plan(asked, pool.open_candidates(open_ids), open_ids)
+        return plan
 
     def has_memory(self, lane: str, submit: Submit, arena: ArenaLoad, now_s: float) -> bool:
         """Beside what runs there, and what is kept for lanes."""
@@ -157,12 +163,12 @@ class Placer:
         self.links = LinkRates(LinkCost.of_rate(placing.link_mbit_s, placing.link_round_trip_ms))
         self._crossing = CrossingRouter(placing, self.links)
 
-    def _look_up(self, request: ScheduledRequest, pool: Pool, now_s: float) -> _Prompt:
+    def _look_up(self, request: ScheduledRequest, pool: Pool, now_s: float) -> _Asked:
         hashes = hashes_from(request.submit.page_hashes)
         depths, sources, addresses = self.prefixes.look_up(hashes), None, pool.pages_addresses
         if hashes and len(addresses) > 1 and self._limits.placing.crossing != "nothing":
             sources = PromptSources(self.prefixes, self.links, addresses, pool.exchanging, hashes, depths, now_s)
-        return _Prompt(hashes, depths, sources)
+        return _Asked(request, pool, now_s, hashes, depths, sources)
 
     def _sample(self, pool: Pool, depths: PrefixDepths) -> Sequence[PrefillCandidate]:
         """A few candidates, and some of those that have the longest prefix, in the order of the pool."""
@@ -175,19 +181,17 @@ class Placer:
         return [candidates[index] for index in sorted(sampled)]
 
     def _try_plan(
-        self,
-        request: ScheduledRequest,
-        candidates: Sequence[PrefillCandidate],
-        pool: Pool,
-        prompt: _Prompt,
-        now_s: float,
-        *,
-        is_sample: bool,
+        self, asked: _Asked, candidates: Sequence[PrefillCandidate], open_ids: Collection[str] | None
     ) -> PlacementPlan | None:
-        options = self._options(request, candidates, pool, prompt, now_s, is_sample=is_sample)
+        """`open_ids`: decode workers with a slot for the request; None: the candidates are a sample. One that meets no
+        worker with a slot says nothing of whether a crossing is worth it."""
+        request, pool, now_s = asked.request, asked.pool, asked.now_s
+        options = self._options(asked, candidates, open_ids)
+        if open_ids is None and not options:
+            return None
         options.sort(key=_FIRST)
-        if prompt.sources is not None and pool.senders and self._may_gain_by_crossing(options, pool):
-            options += self._crossings(request, pool, prompt, now_s, is_choice=bool(options))
+        if asked.sources is not None and pool.senders and self._may_gain_by_crossing(options, pool):
+            options += self._crossings(asked, asked.sources, is_choice=bool(options))
             options.sort(key=_FIRST)
         if all(option.is_full for option in options):
             return None
@@ -197,60 +201,53 @@ class Placer:
         option, decode_worker = choice
         computed_at_s = now_s + option.ttft_ms / 1000
         arena_id = option.candidate.worker.arena.arena_id
-        new = prompt.hashes[prompt.depths.num_tokens(arena_id) // PAGE_TOKENS :]
+        new = asked.hashes[asked.depths.num_tokens(arena_id) // PAGE_TOKENS :]
         self.prefixes.place(arena_id, new, now_s, computed_at_s)
         if option.crossing is not None:
-            self.prefixes.place(decode_worker.arena.arena_id, prompt.hashes, now_s, computed_at_s)
+            self.prefixes.place(decode_worker.arena.arena_id, asked.hashes, now_s, computed_at_s)
         split = next((one for one in options if not one.candidate.is_local), None)
         kind = option.kind(split)
         self._counts[kind] += 1
         return self._plan(request, option, decode_worker, kind)
 
     def _options(
-        self,
-        request: ScheduledRequest,
-        candidates: Sequence[PrefillCandidate],
-        pool: Pool,
-        prompt: _Prompt,
-        now_s: float,
-        *,
-        is_sample: bool,
+        self, asked: _Asked, candidates: Sequence[PrefillCandidate], open_ids: Collection[str] | None
     ) -> list[Option]:
         """Each candidate that may prefill the request, with the workers that would decode it.
 
         One that has as many prompts as it may have is among them only for what it has cached: a request that waits
         for it there waits less than a prefill elsewhere takes.
         """
-        submit, slots, max_prefills = request.submit, pool.slots, self._limits.max_prefills
-        num_prompt_tokens, num_context_tokens = submit.num_prompt_tokens, request.num_tokens
-        open_ids = None if is_sample else slots.open_to(request.priority)
-        has_both_kinds = bool(candidates) and candidates[0].is_local != candidates[-1].is_local
+        request, pool, depths, sources, now_s = asked.request, asked.pool, asked.depths, asked.sources, asked.now_s
+        num_prompt_tokens, max_prefills = request.submit.num_prompt_tokens, self._limits.max_prefills
+        is_sample = open_ids is None
+        all_candidates = candidates if is_sample else pool.candidates
+        has_both_kinds = bool(all_candidates) and all_candidates[0].is_local != all_candidates[-1].is_local
         decode_by_host: dict[tuple[WorkerState, ...], Sequence[WorkerState]] = {}
         options: list[Option] = []
         for candidate in candidates:
             worker = candidate.worker
-            if num_context_tokens > worker.max_context_tokens:
+            if request.num_tokens > worker.max_context_tokens:
                 continue
             if open_ids is not None and candidate.decode_ids.isdisjoint(open_ids):
                 continue
-            load = worker.prefill
             # The last one is computed.
-            num_cached = min(prompt.depths.num_tokens(worker.arena.arena_id), num_prompt_tokens - 1)
-            if candidate.is_last_resort and not self._must_prefill(candidate, pool, prompt, submit, num_cached, now_s):
+            num_cached = min(depths.num_tokens(worker.arena.arena_id), num_prompt_tokens - 1)
+            if candidate.is_last_resort and not self._must_prefill(asked, candidate, num_cached):
                 continue
-            is_full, num_prompts = self._fullness(request, load, num_prompt_tokens - num_cached)
+            is_full, num_prompts = self._fullness(request, worker.prefill, num_prompt_tokens - num_cached)
             if is_full and (not num_cached or num_prompts >= max_prefills):
                 continue
             decode = decode_by_host.get(candidate.decode_workers)
             if decode is None:
-                decode = self._open_decode_workers(request, candidate.decode_workers, slots, is_sample=is_sample)
+                decode = self._open_decode_workers(request, candidate.decode_workers, pool.slots, is_sample=is_sample)
                 decode_by_host[candidate.decode_workers] = decode
             if decode:
-                fetch = None if prompt.sources is None else prompt.sources.try_fetch(worker)
+                fetch = None if sources is None else sources.try_fetch(worker)
                 option = self._router.option(
                     candidate,
                     decode,
-                    submit,
+                    request.submit,
                     num_cached,
                     fetch,
                     is_full=is_full,
@@ -271,14 +268,11 @@ class Placer:
             gain_ms += placing.itl_weight * best.decode_workers[0].busy_itl_ms
         return gain_ms > self._crossing.least_ms(best.candidate.worker)
 
-    def _crossings(
-        self, request: ScheduledRequest, pool: Pool, prompt: _Prompt, now_s: float, *, is_choice: bool
-    ) -> list[Option]:
+    def _crossings(self, asked: _Asked, sources: PromptSources, *, is_choice: bool) -> list[Option]:
         """From each sender, or a few of many, to the best decode worker of another host. `is_choice`: there are other
         options."""
-        assert prompt.sources is not None, "prompts cross only between hosts that exchange pages"
-        senders, receivers = pool.senders, self._receivers(request, pool)
-        crossing = CrossingPrompt(request.submit, prompt.hashes, prompt.depths, prompt.sources.reported)
+        request, senders, receivers = asked.request, asked.pool.senders, self._receivers(asked)
+        crossing = CrossingPrompt(request.submit, asked.hashes, asked.depths, sources.reported)
         if len(senders) > _MAX_SENDERS:
             senders = tuple(self._random.sample(senders, _NUM_SAMPLED))
         options = []
@@ -287,29 +281,28 @@ class Placer:
                 continue
             for receiver in receivers:
                 if receiver.arena.arena_id != sender.worker.arena.arena_id:
-                    option = self._crossing.try_option(crossing, sender, receiver, now_s, is_choice=is_choice)
+                    option = self._crossing.try_option(crossing, sender, receiver, asked.now_s, is_choice=is_choice)
                     options += [] if option is None else [option]
                     break
         return options
 
-    def _receivers(self, request: ScheduledRequest, pool: Pool) -> Sequence[WorkerState]:
+    def _receivers(self, asked: _Asked) -> Sequence[WorkerState]:
         """Decode workers with a slot for it, the best first; a few, if they are many."""
-        workers = pool.senders[0].decode_workers
+        pool = asked.pool
+        workers: Sequence[WorkerState] = pool.senders[0].decode_workers
         if len(workers) > self._limits.placing.small_pool:
-            open_ids = pool.slots.open_to(request.priority)
-            workers = tuple(worker for worker in workers if worker.worker_id in open_ids)
-            workers = tuple(self._random.sample(workers, min(len(workers), _NUM_SAMPLED)))
-        return self._open_decode_workers(request, workers, pool.slots, is_sample=False) if workers else ()
+            workers = pool.open_receivers(pool.slots.open_to(asked.request.priority))
+            workers = self._random.sample(workers, min(len(workers), _NUM_SAMPLED))
+        return self._open_decode_workers(asked.request, workers, pool.slots, is_sample=False) if workers else ()
 
-    def _must_prefill(
-        self, candidate: PrefillCandidate, pool: Pool, prompt: _Prompt, submit: Submit, num_cached: int, now_s: float
-    ) -> bool:
+    def _must_prefill(self, asked: _Asked, candidate: PrefillCandidate, num_cached: int) -> bool:
         """Whether a decode worker that is not to prefill does: hardly anything is left, or nobody else can in time."""
-        if prompt.sources is None:
+        if asked.sources is None:
             return True
-        crossing = CrossingPrompt(submit, prompt.hashes, prompt.depths, prompt.sources.reported)
+        crossing = CrossingPrompt(asked.request.submit, asked.hashes, asked.depths, asked.sources.reported)
         is_little = crossing.num_pages * PAGE_TOKENS - num_cached < LEAST_FETCHED_TOKENS
-        return is_little or not self._crossing.can_come(crossing, pool.senders, candidate.worker, now_s)
+        senders = asked.pool.senders
+        return is_little or not self._crossing.can_come(crossing, senders, candidate.worker, asked.now_s)
 
     def _fullness(self, request: ScheduledRequest, load: PrefillLoad, num_uncached: int) -> tuple[bool, int]:
         """Whether a worker has as many prompts, or tokens of them, as it may have; and how many count."""

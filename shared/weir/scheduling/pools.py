@@ -6,7 +6,7 @@ for it.
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from operator import itemgetter
@@ -21,6 +21,8 @@ UNKNOWN_COST = StepCost(5.0, 0.5, 0.0, 0.05, 0.0001)
 """Of a worker that has not measured its own: it orders workers by load, and is trusted for nothing else."""
 _UNKNOWN_STEP_TOKENS = 512
 _MAX_POOLS = 1024
+_MAX_LOOKED_UP = 4
+"""Of more open workers it is no dearer to look at all candidates."""
 
 Bound = tuple[float, float]
 """A request whose `PriorityKey` is smaller gets a slot."""
@@ -170,6 +172,10 @@ class OpenSlots:
     def is_open(self, worker_id: str, priority: PriorityKey) -> bool:
         return priority < self._bounds.get(worker_id, NOBODY)
 
+    def num_open_to(self, priority: PriorityKey) -> int:
+        """How many workers have a slot for it."""
+        return len(self._ascending) - bisect_right(self._ascending, priority, key=_BOUND)
+
     def open_to(self, priority: PriorityKey) -> Collection[str]:
         """Ids of the workers that have a slot for it."""
         first = bisect_right(self._ascending, priority, key=_BOUND)
@@ -214,26 +220,39 @@ class Pool:
     """Prefill workers first, local candidates last."""
     senders: tuple[PrefillCandidate, ...]
     """Prefill workers with the decode workers of all hosts that prompts can cross to; none where they do not."""
+    receiver_places: Mapping[str, int]
+    """Of the decode workers that prompts can cross to, among those."""
     slots: OpenSlots
     arena_ids: frozenset[str]
     """Of the candidates."""
     places: Mapping[str, Sequence[int]]
     """Of the candidates of each arena, among all."""
+    decode_places: Mapping[str, Sequence[int]]
+    """Of the candidates that each decode worker can decode for, among all."""
     pages_addresses: Mapping[str, str]
     """Where other hosts get the pages of an arena, by its id: also of arenas whose workers take no requests now."""
     exchanging: frozenset[str]
     """Their arenas."""
     host_sizes: tuple[tuple[int, int], ...]
-    """(pages, tokens of context) that one request can have on each host if nothing else runs."""
+    """(pages, tokens of context) that one request can have on a host if nothing else runs: each that there is, once."""
     num_pages: int
     """Of all arenas that its requests reserve in."""
+    num_choices: int
+    """Workers that are compared: for the prefill, or for decoding on one host, whichever are more."""
     has_own_group: bool
     """These are workers that other lanes do not get."""
 
-    @property
-    def num_choices(self) -> int:
-        """Workers that are compared: for the prefill, or for decoding on one host, whichever are more."""
-        return max(len(self.candidates), len(self.candidates[0].decode_workers)) if self.candidates else 0
+    def open_candidates(self, open_ids: Collection[str]) -> Sequence[PrefillCandidate]:
+        """Those whose requests one of these workers can decode, in their order; others too, where these are many."""
+        if len(open_ids) > _MAX_LOOKED_UP:
+            return self.candidates
+        places = {place for worker_id in open_ids for place in self.decode_places[worker_id]}
+        return [self.candidates[place] for place in sorted(places)]
+
+    def open_receivers(self, open_ids: Collection[str]) -> Sequence[WorkerState]:
+        """Those of these that prompts can cross to, in the order of `senders`, of which there are some."""
+        receivers, places = self.senders[0].decode_workers, self.receiver_places
+        return [receivers[place] for place in sorted(places[one] for one in open_ids if one in places)]
 
     def can_ever_hold(self, num_tokens: int, num_pages: int) -> bool:
         return any(num_pages <= pages and num_tokens <= tokens for pages, tokens in self.host_sizes)
@@ -284,22 +303,25 @@ class WorkerPools:
             ]
         prefill += [self._worker_state(host, record) for host in computing for record in host.prefill]
         candidates = (*split, *local)
-        places: dict[str, list[int]] = {}
-        for place, candidate in enumerate(candidates):
-            places.setdefault(candidate.worker.arena.arena_id, []).append(place)
+        places = _places((one.worker.arena.arena_id,) for one in candidates)
         own_pages = {record.worker_id: record.num_own_pages for host in hosts for record in host.decode}
         decode_workers = {worker.worker_id: worker for one in candidates for worker in one.decode_workers}
         addresses = self._workers.pages_addresses(model)
+        senders = self._senders(prefill, tuple(decode_workers.values()), addresses)
+        receivers = senders[0].decode_workers if senders else ()
         return Pool(
             candidates,
-            self._senders(prefill, tuple(decode_workers.values()), addresses),
+            senders,
+            {worker.worker_id: place for place, worker in enumerate(receivers)},
             OpenSlots(decode_workers, self._slot_overcommit, self._reservations),
             frozenset(places),
             places,
+            _places(one.decode_ids for one in candidates),
             addresses,
             frozenset(addresses),
-            tuple((host.num_arena_pages, host.max_context_tokens) for host in hosts),
+            tuple({(host.num_arena_pages, host.max_context_tokens): None for host in hosts}),
             sum(own_pages.values()) or sum(host.num_arena_pages for host in hosts),
+            max(len(candidates), len(candidates[0].decode_workers)) if candidates else 0,
             has_own_group=bool(group) and hosts is not self._workers.hosts_of(model),
         )
 
@@ -325,3 +347,12 @@ class WorkerPools:
         loads = tuple(self._reservations.decode_load(worker_id) for worker_id in host.all_decode_ids)
         prefill_loads = tuple(self._reservations.prefill_load(worker_id) for worker_id in host.all_prefill_ids)
         return ArenaLoad(host.host_id, host.num_arena_pages, loads, prefill_loads)
+
+
+def _places(keys: Iterable[Iterable[str]]) -> Mapping[str, Sequence[int]]:
+    """key -> which of these have it, ascending."""
+    places: dict[str, list[int]] = {}
+    for place, own in enumerate(keys):
+        for key in own:
+            places.setdefault(key, []).append(place)
+    return places

@@ -29,7 +29,10 @@ NO_HASHES: Hashes = ()
 
 def hashes_from(packed: bytes) -> Hashes:
     """SCHEDULER_HASH_BYTES each; a broken last one is left out. No copy."""
-    return memoryview(packed)[: len(packed) // 8 * 8].cast("Q") if packed else NO_HASHES
+    if not packed:
+        return NO_HASHES
+    num_left = len(packed) % 8
+    return memoryview(packed[:-num_left] if num_left else packed).cast("Q")
 
 
 class PrefixDepths:
@@ -74,29 +77,25 @@ class PrefixDepths:
 
     def _deepest(self, among: int) -> tuple[int, int]:
         """(pages, who has as many)."""
-        if among in self._found:
-            return self._found[among]
-        known, held = self._bits, self._bits_at(0) & among
-        if not held:
-            return 0, 0
-        found, missing = 0, len(self._hashes)
-        while missing - found > 1:
-            middle = (found + missing) // 2
-            bits = (known[middle] if middle in known else self._bits_at(middle)) & held
+        result = self._found.get(among)
+        if result is not None:
+            return result
+        known, hashes = self._bits, self._hashes
+        found, missing, middle, held = -1, len(hashes), 0, among
+        while middle > found:
+            bits = known.get(middle)
+            if bits is None:
+                page_hash = hashes[middle]
+                bits = self._reported(page_hash, 0) | self._placed(page_hash, 0) | self._before(page_hash, 0)
+                known[middle] = bits
+            bits &= held
             if bits:
                 found, held = middle, bits
             else:
                 missing = middle
-        self._found[among] = found + 1, held
-        return found + 1, held
-
-    def _bits_at(self, index: int) -> int:
-        bits = self._bits.get(index)
-        if bits is None:
-            page_hash = self._hashes[index]
-            bits = self._reported(page_hash, 0) | self._placed(page_hash, 0) | self._before(page_hash, 0)
-            self._bits[index] = bits
-        return bits
+            middle = (found + missing) // 2
+        result = self._found[among] = (found + 1, held) if found >= 0 else (0, 0)
+        return result
 
 
 @dataclass(slots=True)

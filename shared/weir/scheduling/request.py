@@ -59,7 +59,7 @@ class ScheduledRequest:
     def __post_init__(self) -> None:
         submit = self.submit
         self.request_id = submit.request_id
-        self.set_rank(self.scheduling.rank)
+        self.priority = (-self.scheduling.lane_priority, self.scheduling.rank)
         self.num_tokens = submit.num_prompt_tokens + submit.max_tokens
         self.num_pages = num_pages_for(self.num_tokens)
 

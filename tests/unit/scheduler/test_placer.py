@@ -9,6 +9,7 @@ from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
 from weir.bus.messages import RefusalReason, Submit, WorkerRecord
 from weir.bus.prefix_news import PrefixChanged
 from weir.core.cost import StepCost
+from weir.policy.registry import PolicySpec
 from weir.scheduling.limits import PlacingLimits
 
 COST = StepCost(5.0, 0.1, 0.0, 0.01, 0.0)
@@ -178,6 +179,34 @@ def test_of_many_workers_a_sampled_one_without_a_slot_gets_nothing() -> None:
     for number in range(20):
         send(rig, f"r{number}")
     assert len({rig.placement(f"r{number}").decode_worker_id for number in range(20)}) == 20
+
+
+def test_what_is_cached_of_a_prompt_is_looked_up_as_it_comes_only_for_an_order_that_reads_it() -> None:
+    rig = make_rig(*pairs(1))
+    tell(rig, "h00", range(1, 31))
+    submit = replace(make_submit("first", prompt=641), page_hashes=packed(range(1, 41)))
+    for policy, num_uncached_tokens in (("fcfs", 641), ("shortest-prompt", 641 - 30 * 16)):
+        rig.core.set_policy(PolicySpec(policy).make())
+        rig.core.submit(replace(submit, request_id=policy))
+        request = rig.core._requests.try_get(policy)
+        assert request is not None
+        assert request.waiting.num_uncached_tokens == num_uncached_tokens
+
+
+def test_of_many_workers_those_few_that_have_a_slot_are_all_compared_and_nothing_crosses_to_them() -> None:
+    """A sample of all hosts would hardly meet them, and have the prompt computed at another host."""
+    rig = make_rig(*exchanging([replace(one, max_num_seqs=1) for one in pairs(40)]))
+    for number in range(40):
+        tell(rig, f"h{number:02}", [])
+        send(rig, f"r{number}", prompt=32)
+        rig.prefilled(f"r{number}")
+    for number in range(40):
+        decode_worker_id = rig.placement(f"r{number}").decode_worker_id
+        rig.finish(f"r{number}")
+        pages = range(1000 * number + 1, 1000 * number + 41)
+        assert send(rig, f"next{number}", pages) == decode_worker_id.replace("d", "p")
+        rig.prefilled(f"next{number}")
+    assert rig.metric("placed_split_total") == 80
 
 
 def test_a_decode_worker_with_too_short_a_context_gets_nothing_from_the_prefill_worker_beside_it() -> None:

@@ -1,5 +1,7 @@
 """The open slots that are kept from one decision to the next are those that a look at every worker would find."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.scheduler.rig import LANES, make_limits, make_submit, make_worker
@@ -83,6 +85,38 @@ def test_open_slots_are_those_that_a_look_at_each_worker_finds(
                 assert set(slots.open_to(priority)) == opened
                 assert {i for i in (f"decode{n}" for n in range(NUM_WORKERS)) if slots.is_open(i, priority)} == opened
                 assert (priority < slots.bound) == bool(opened)
+                assert slots.num_open_to(priority) == len(opened)
+
+
+def shared_host(num_prefill: int, num_decode: int, num_hosts: int) -> WorkerPools:
+    """Hosts that exchange pages, each with so many workers; every other one's decode workers prefill too."""
+    workers = Workers(10.0)
+    workers.let_prompts_cross(True)
+    for host in range(num_hosts):
+        ids = [("prefill", f"p{host}-{i}") for i in range(num_prefill)]
+        ids += [("decode", f"d{host}-{i}") for i in range(num_decode)]
+        for role, worker_id in ids:
+            record = make_worker(worker_id, role, host=f"h{host}")
+            changed = replace(record, pages_address=f"h{host}:7000", page_bytes=1, serves_locally=host % 2 == 0)
+            workers.put(changed, 1, 0.0)
+    return WorkerPools(workers, Reservations(), SLOT_OVERCOMMIT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 3), st.integers(1, 3), st.integers(1, 4), st.data())
+def test_candidates_with_an_open_worker_are_those_that_a_look_at_each_finds(
+    num_prefill: int, num_decode: int, num_hosts: int, data: st.DataObject
+) -> None:
+    pool = shared_host(num_prefill, num_decode, num_hosts).pool("m", "")
+    all_ids = sorted({worker.worker_id for one in pool.candidates for worker in one.decode_workers})
+    open_ids = set(data.draw(st.lists(st.sampled_from(all_ids), unique=True)))
+    found = pool.open_candidates(open_ids)
+    expected = [one for one in pool.candidates if not one.decode_ids.isdisjoint(open_ids)]
+    assert [one for one in found if not one.decode_ids.isdisjoint(open_ids)] == expected
+    assert len(open_ids) > 4 or list(found) == expected
+    if pool.senders:
+        receivers = pool.senders[0].decode_workers
+        assert pool.open_receivers(open_ids) == [one for one in receivers if one.worker_id in open_ids]
 
 
 def test_however_many_moves_there_were_since_no_worker_is_forgotten() -> None:
