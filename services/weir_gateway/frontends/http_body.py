@@ -43,7 +43,7 @@ class BodyReader:
         self._settings = settings
         self._bodies = bodies
         self._threads = threads
-        self._turns = _PieceTurns(threads)
+        self._turns = PieceTurns(threads)
         self._reading = SharedRoom(
             max(1, settings.max_connections // 2), _SURE_BODIES, "places for bodies that this port reads at once"
         )
@@ -123,7 +123,7 @@ class _Body:
     waits_for_turn: bool = False
 
 
-class _PieceTurns:
+class PieceTurns:
     """Pieces of long bodies, of which one tenant's come one after the other, first come, first served, and as fast as
     its share of a core lets them. Without turns all that have waited for the share would be read at once when there is
     some again. Whose client sends nothing keeps nobody waiting: its turn is over when more of it may come."""
