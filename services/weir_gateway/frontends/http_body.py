@@ -95,8 +95,7 @@ class BodyReader:
             self._bodies.give_back(body.num_bytes, caller)
 
     async def _receive(self, request: Request, body: "_Body") -> None:
-        """A long one comes a piece at a time, in its turn: so much is read between two passes of the event loop,
-        however many of its tenant's are there."""
+        """A long one comes a piece at a time, each in its tenant's turn."""
         limit = self._settings.max_body_bytes
         async for chunk in request.stream():
             if not chunk:  # the last one, for which there would be no room where the share is full
@@ -125,8 +124,9 @@ class _Body:
 
 class PieceTurns:
     """Pieces of long bodies, of which one tenant's come one after the other, first come, first served, and as fast as
-    its share of a core lets them. Without turns all that have waited for the share would be read at once when there is
-    some again. Whose client sends nothing keeps nobody waiting: its turn is over when more of it may come."""
+    its share of a core lets them. Without turns all of them would be read in the same pass of the event loop, in which
+    nobody else is served. Whose client sends nothing keeps nobody waiting: its turn is over when more of it may come.
+    """
 
     def __init__(self, threads: TenantThreads) -> None:
         self._threads = threads
@@ -140,8 +140,11 @@ class PieceTurns:
         turn = self._of_tenants.get(caller.tenant)
         if turn is None:
             turn = self._of_tenants[caller.tenant] = asyncio.Lock()
-        async with turn:  # whoever is next is woken in the next pass of the event loop
+        await turn.acquire()
+        try:
             await self._threads.wait_for_share(caller)
+        finally:  # in the next pass of the event loop, in which this piece is read
+            asyncio.get_running_loop().call_soon(turn.release)
 
 
 def _too_large(limit: int) -> BadBody:

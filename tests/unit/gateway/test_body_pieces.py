@@ -58,8 +58,9 @@ async def test_a_body_is_read_in_small_pieces_and_no_further_than_it_is_wanted()
     assert max(pieces) <= MOST_BYTES
 
 
-async def test_of_those_who_wait_for_a_share_one_goes_on_in_each_pass() -> None:
-    async with open_turns(0.15) as turns:
+@pytest.mark.parametrize("work_s", [0.0, 0.15], ids=["within the share", "when there is some again"])
+async def test_in_each_pass_of_the_event_loop_one_of_a_tenant_goes_on(work_s: float) -> None:
+    async with open_turns(work_s) as turns:
         waiting = [asyncio.create_task(turns.wait(A)) for _ in range(8)]
         num_done, most = 0, 0
         while num_done < len(waiting):
