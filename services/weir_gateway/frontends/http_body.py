@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from starlette.requests import ClientDisconnect, Request
 
 from weir.core.errors import InvalidRequest
-from weir.core.shares import SharedRoom
+from weir.core.shares import Holder, SharedRoom
 from weir.rpc.body_budget import BodyBudget
 from weir_gateway.access import Caller
 from weir_gateway.frontends.event_stream import watched
@@ -133,7 +133,7 @@ class PieceTurns:
         self._of_tenants: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Kept by those who wait."""
 
-    async def wait(self, caller: Caller) -> None:
+    async def wait(self, caller: Holder) -> None:
         """Until more of one may come. Its caller bounds that."""
         if not caller.has_peers:
             return

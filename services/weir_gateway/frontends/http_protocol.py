@@ -133,7 +133,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
         super().on_body(body)
-        if self.cycle is not None and len(self.cycle.body) > _MAX_UNREAD_BYTES:
+        if not self._is_in_head and len(self.cycle.body) > _MAX_UNREAD_BYTES:  # what comes after the answer is dropped
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
