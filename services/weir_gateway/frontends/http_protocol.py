@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -21,11 +20,21 @@ _MAX_HEAD_BYTES = 64 << 10
 """Of what comes and is no body: the parser keeps a field until it has come whole, and takes any number of them."""
 _MAX_PIPELINED = 16
 """Requests behind one that is being answered. The parser makes them of all that one read brings."""
+_READ_BYTES = 32 << 10
+"""Of one connection in one pass of the event loop: each that has something is read in the same one, before anything
+else is done."""
+_MAX_UNREAD_BYTES = _READ_BYTES // 2
+"""Of a body: no more is read before these are wanted. uvicorn's bound is two reads."""
 
 
-def protocol_with_bounds(book: ConnectionBook, head_timeout_s: float) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn makes a connection's protocol with. All write through one batch."""
-    return partial(_BoundedProtocol, book, SendBatch(), head_timeout_s)
+def protocol_with_bounds(book: ConnectionBook, head_timeout_s: float) -> Callable[..., asyncio.BaseProtocol]:
+    """What uvicorn makes a connection's protocol with. All write through one batch, and are read into one buffer."""
+    batch, buffer = SendBatch(), bytearray(_READ_BYTES)
+
+    def make(**of_uvicorn: Any) -> asyncio.BaseProtocol:
+        return _SmallReads(_BoundedProtocol(book, batch, head_timeout_s, **of_uvicorn), buffer)
+
+    return make
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,6 +48,26 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
 
 class _OutOfBounds(Exception):
     """Raised in a callback of the parser, which hands it on as an error of the request."""
+
+
+class _SmallReads(asyncio.BufferedProtocol):
+    """Gives a protocol what comes, a buffer at a time; event loops read up to 256 KiB at once. Connections of one event
+    loop share the buffer: it is taken, filled and emptied without a pause."""
+
+    def __init__(self, protocol: asyncio.Protocol, buffer: bytearray) -> None:
+        self._protocol = protocol
+        self._buffer = buffer
+        self.connection_made = protocol.connection_made  # type: ignore[method-assign]
+        self.connection_lost = protocol.connection_lost  # type: ignore[method-assign]
+        self.eof_received = protocol.eof_received  # type: ignore[method-assign]
+        self.pause_writing = protocol.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = protocol.resume_writing  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._protocol.data_received(bytes(memoryview(self._buffer)[:nbytes]))
 
 
 class _BoundedProtocol(HttpToolsProtocol):
@@ -104,6 +133,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
         super().on_body(body)
+        if not self._is_in_head and len(self.cycle.body) > _MAX_UNREAD_BYTES:  # what comes after the answer is dropped
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         self._num_head_bytes = 0

@@ -37,6 +37,10 @@ _AT_ONCE = 8
 _LOWEST = 19
 """The priority of whom everybody else goes before (nice)."""
 _SMALL = "word " * 600
+_DROPPED_ANSWER_S = 2.0
+"""After which the control refuses what it has dropped, as the gateway does whom it refuses again and again."""
+
+_Attack = Callable[[argparse.Namespace, Counter[str]], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -129,6 +133,12 @@ async def _stalled(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
         except grpc.aio.AioRpcError as error:
             outcomes[error.code().name] += 1
 
+    async with AsyncExitStack() as stack:
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(asked.address))
+        await asyncio.gather(*[call(channel) for _ in range(_NUM_STALLED)], _stalled_bodies(asked, outcomes))
+
+
+async def _stalled_bodies(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
     async def body() -> None:
         host, _, port = asked.http.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -139,14 +149,10 @@ async def _stalled(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
         finally:
             writer.close()
 
-    async with AsyncExitStack() as stack:
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(asked.address))
-        await asyncio.gather(*[call(channel) for _ in range(_NUM_STALLED)], *[body() for _ in range(_NUM_STALLED)])
+    await asyncio.gather(*[body() for _ in range(_NUM_STALLED)])
 
 
-def _posting(
-    path: str, body: Mapping[str, Any] | bytes, *, key: str = ""
-) -> Callable[[argparse.Namespace, Counter[str]], Awaitable[None]]:
+def _posting(path: str, body: Mapping[str, Any] | bytes, *, key: str = "") -> _Attack:
     """The same body again and again, with as little work here as can be: an attacker has processors of his own."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
 
@@ -172,23 +178,50 @@ def _posting(
     return post
 
 
+def _dropped(attack: _Attack) -> _Attack:
+    """The same against a socket of the attacker's own, which reads, drops and refuses: what of an attack is the
+    attacker's own work on these processors, and none of the gateway's."""
+
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            num_left = int(head.partition("Content-Length: ")[2].partition("\r\n")[0])
+            while num_left > 0 and (piece := await reader.read(64 << 10)):
+                num_left -= len(piece)
+            if num_left <= 0:
+                await asyncio.sleep(_DROPPED_ANSWER_S)
+                writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        finally:
+            writer.close()
+
+    async def attack_it(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
+        async with await asyncio.start_server(drop, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            await attack(argparse.Namespace(**vars(asked) | {"http": f"http://{host}:{port}"}), outcomes)
+
+    return attack_it
+
+
 async def _nothing(asked: argparse.Namespace, outcomes: Counter[str]) -> None:
     await asyncio.sleep(3600)
 
 
 _TOKEN_IDS = b'{"prompt":[' + b"1," * (2 * _MEBIBYTE) + b"1]}"
 _TURN = {"role": "user", "content": "Hi"}
-_ATTACKS: Mapping[str, Callable[[argparse.Namespace, Counter[str]], Awaitable[None]]] = {
+_MANY_TURNS = _posting("/v1/chat/completions", {"messages": [_TURN] * 100_000})
+_ATTACKS: Mapping[str, _Attack] = {
     "nothing": _nothing,
     "requests of 64 tokens": _posting("/v1/completions", {"prompt": "Once", "max_tokens": 64, "ignore_eos": True}),
     "prompts of 1,000 tokens": _posting("/v1/completions", {"prompt": "word " * 1000, "max_tokens": 1}),
     "a grammar": _posting("/v1/completions", {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": "a+b"}}),
     f"{_NUM_STALLED} half-sent messages and as many bodies": _stalled,
+    f"{_NUM_STALLED} half-sent bodies, dropped": _dropped(_stalled_bodies),
     "prompts of 1 MiB": _posting("/v1/completions", {"prompt": "word " * 200_000}),
     "conversations of 1 MiB": _posting(
         "/v1/chat/completions", {"messages": [{**_TURN, "content": "ab " * 300}] * 1024}
     ),
-    "conversations of 100,000 turns": _posting("/v1/chat/completions", {"messages": [_TURN] * 100_000}),
+    "conversations of 100,000 turns": _MANY_TURNS,
+    "conversations of 100,000 turns, dropped": _dropped(_MANY_TURNS),
     "4 MiB of empty lists": _posting(
         "/v1/completions", b'{"prompt":"x","y":[' + b"[]," * (4 * _MEBIBYTE // 3) + b"[]]}"
     ),
@@ -196,8 +229,8 @@ _ATTACKS: Mapping[str, Callable[[argparse.Namespace, Counter[str]], Awaitable[No
     "4 MiB of token ids, with a key of nobody's": _posting("/v1/completions", _TOKEN_IDS, key="nobodys-key-0000000001"),
     "nothing, once more": _nothing,
 }
-"""The last two say what is not the gateway's: the attacker's own work on these processors, and how much two rows of the
-same differ."""
+"""Some say what is not the gateway's: what is dropped and a key of nobody's are the attacker's own work on these
+processors, and the last says how much two rows of the same differ."""
 
 
 def _get_what_others_leave() -> None:
