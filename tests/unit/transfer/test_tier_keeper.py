@@ -1,6 +1,7 @@
 """Pages of an arena that come to files and back: as they were, once, whoever goes meanwhile, and at nobody's cost."""
 
 import asyncio
+import errno
 import resource
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ from tests.unit.transfer.pages import HASHES, compute, content, find, give_back,
 
 from weir.kv.memory.page_access import PageAccess, PagePlace
 from weir.kv.messages import PrefixSource
+from weir.kv.tiers import file_store
 from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_header import PageLayout
 from weir.rpc.arena.client import ArenaClient
@@ -271,6 +273,23 @@ async def test_who_waits_for_files_that_do_not_come_computes_and_their_pages_sta
         await until(lambda: host.metric("remote_pages_reserved") == 0)
     await give_back(client, match)
     assert host.metric("page_files_loads_failed_total") == 1
+
+
+async def test_a_tier_that_cannot_be_read_is_asked_once_by_each_prompt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await written(world)
+    host, client = await world.host()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(file_store, "read_page", fail)
+    assert await num_found(client) == 0
+    assert host.metric("page_files_loads_total") == 1
+    assert host.metric("page_files_known_pages") == 10, "they may be read another time"
+    monkeypatch.undo()
+    assert await num_found(client) == 10
 
 
 async def test_a_full_disk_is_told_and_harms_nobody(world: World, caplog: pytest.LogCaptureFixture) -> None:
