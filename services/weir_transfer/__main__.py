@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import secrets
 import sys
 from functools import partial
 
@@ -11,9 +10,7 @@ from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
 from weir.core.clock import SystemClock
-from weir.kv.arena.segment import Segment
 from weir.kv.memory.device import try_memory_kind
-from weir.kv.movers.nixl import NixlAgent
 from weir.kv.prefixes import PrefixIndex
 from weir.kv.tiers.page_header import PageLayout
 from weir.runtime.address import bind
@@ -87,13 +84,7 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     streams = StreamsPort(config.instance, host, config.page_streams_port, certificate)
     kind = try_memory_kind(config.device)
     open_memory = None if kind is None else kind.open_to_read
-    agent = make_agent if config.page_mover == "nixl" else None
-    return PagesPort(address, context.dialer, partial(TcpPageStreams, streams), open_memory, agent)
-
-
-def make_agent(segment: Segment) -> NixlAgent:
-    """Its name is one of this start: others connect anew. Raises NixlError."""
-    return NixlAgent(f"{segment.arena_id}-{secrets.token_hex(4)}", segment.pages)
+    return PagesPort(address, context.dialer, partial(TcpPageStreams, streams), open_memory)
 
 
 def main() -> int:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from weir.core.addresses import UNIX, is_loopback
 from weir.core.fields import ByteSize, check_range
@@ -16,7 +15,6 @@ from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
 from weir.runtime.config import PAGE_FILES_BYTES, ServiceConfig, setting
-from weir.runtime.extras import check_extra
 from weir.runtime.page_tiers import PAGE_MEMORY_HELP, PAGE_VALKEY_HELP, check_page_memory, check_page_valkey
 from weir_transfer.messages import ArenaSettings
 
@@ -53,10 +51,6 @@ class TransferConfig(ServiceConfig):
         "HOST:PORT at which transfer services of other hosts ask for cached pages. Empty: none pass between hosts.",
     )
     page_streams_port: int = setting(0, "Port beside it at which the pages themselves are sent. 0: any free one.")
-    page_mover: Literal["streams", "nixl"] = setting(
-        "streams",
-        "How pages come from other hosts: over TCP, or read by NIXL (extra nixl) from those that have it too.",
-    )
     page_files_dir: str = setting(
         "", "Folder where computed pages outlive the arena, one that hosts share or a disk's own. Empty: they do not."
     )
@@ -93,8 +87,6 @@ class TransferConfig(ServiceConfig):
         ):
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least {smallest}")
-        if self.page_mover == "nixl":
-            self._check_nixl()
         if self.pages_listen:
             self.check_safe("pages_listen", self.pages_listen)
         self._check_tiers()
@@ -124,16 +116,6 @@ class TransferConfig(ServiceConfig):
             raise ValueError(
                 f"page_valkey_url {str(address)!r}: pages can be turned back into text, and would cross the network "
                 "unencrypted; give rediss://, or set insecure_listen where that network is private"
-            )
-
-    def _check_nixl(self) -> None:
-        check_extra("nixl", "page_mover nixl")
-        if self.device != "cpu":
-            raise ValueError("page_mover nixl: pages on a device are not read by NIXL; leave it at streams")
-        if not self.insecure_listen:
-            raise ValueError(
-                "page_mover nixl: whoever reaches its ports, which have no TLS, can read the arena; set "
-                "insecure_listen where the network between the processes is private, or leave it at streams"
             )
 
     @property

@@ -44,7 +44,6 @@ class RemoteCounters:
     remote_busy_seconds_total: float = 0.0
     remote_pages_offered_total: int = 0
     remote_pages_direct_total: int = 0
-    remote_probes_failed_total: int = 0
 
 
 class RemotePrefixes:
@@ -148,10 +147,6 @@ class RemotePrefixes:
         self.counters.remote_prefixes_failed_total += has_failed or not num_received
         self.counters.remote_pages_received_total += num_received
         self.count_pull(figures)
-
-    def count_failed_probe(self) -> None:
-        """Of another host's memory: its pages come over streams."""
-        self.counters.remote_probes_failed_total += 1
 
     def count_staged(self, num_pages: int) -> None:
         """Pages that came of a sequence that runs at another host."""

@@ -12,7 +12,7 @@ import pytest
 from weir.runtime.extras import DISTRIBUTION, PACKAGES
 
 ROOT = Path(__file__).parents[2]
-_DISTRIBUTIONS = {"sklearn": "scikit-learn", "psycopg": "psycopg[binary]", "nixl_cu12": "nixl-cu12"}
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "psycopg": "psycopg[binary]"}
 
 # None in sys.modules: not installed, for `import` and for `importlib.util.find_spec`.
 _PLAIN = """
@@ -156,7 +156,7 @@ def test_each_extra_of_the_distribution_is_what_its_name_asks_for() -> None:
         extra: {re.split(r"[ ;<>=]", line)[0] for line in lines}
         for extra, lines in project["optional-dependencies"].items()
     }
-    assert names.pop("dev") > {f"{DISTRIBUTION}[certs,nixl,plots,postgres,training,valkey,worker]"}
+    assert names.pop("dev") > {f"{DISTRIBUTION}[certs,plots,postgres,training,valkey,worker]"}
     asked = {extra: {_DISTRIBUTIONS.get(name, name) for name in packages} for extra, packages in PACKAGES.items()}
     asked["worker"] |= {"triton", "nvidia-ml-py"}  # asked for by device, not by extra
     assert names == asked

@@ -1,10 +1,8 @@
 """kill -9 of either transfer service while one reads pages from the memory of the other: what was being read is
-computed, and neither has a page less. By mapping it, where both have their pages in what stands for the memory of a
-device of one machine; by NIXL, where they have them in memory of the host.
+computed, and neither has a page less. Both have their pages in what stands for the memory of a device of one machine.
 """
 
 import asyncio
-import importlib.util
 import os
 import signal
 import tempfile
@@ -41,17 +39,11 @@ def worker() -> Iterator[ProcessIdentity]:
         assert sleeper.poll() is None, "nobody had a reason to kill it"
 
 
-_HOW = {"mapped": {"device": "interpreter"}, "NIXL": {"page-mover": "nixl", "insecure-listen": "true"}}
-
-
-@pytest.fixture(params=_HOW)
-async def sides(worker: ProcessIdentity, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Side, Side]]:
+@pytest.fixture
+async def sides(worker: ProcessIdentity) -> AsyncIterator[tuple[Side, Side]]:
     """Who has a prefix, and who lacks it."""
-    if request.param == "NIXL" and importlib.util.find_spec("nixl_cu12") is None:
-        pytest.skip("the extra nixl is not installed")
-    open_memory = HostMemory.open if request.param == "mapped" else None
     flags = {
-        **_HOW[request.param],
+        "device": "interpreter",
         "pages-listen": "127.0.0.1:0",
         "advertise-host": "127.0.0.1",
         "page-bytes": str(_PAGE_BYTES),
@@ -67,7 +59,7 @@ async def sides(worker: ProcessIdentity, request: pytest.FixtureRequest) -> Asyn
         made = []
         for process in processes:
             identity = WorkerIdentity("w0", "decode", _PAGE_BYTES, MODEL_DIGEST)
-            client = ArenaClient(process.socket_path, identity, print, ArenaAccess(open_memory, identity=worker))
+            client = ArenaClient(process.socket_path, identity, print, ArenaAccess(HostMemory.open, identity=worker))
             await client.start()
             stack.push_async_callback(client.close)
             made.append(Side(process, client))

@@ -11,13 +11,12 @@ import grpc.aio
 from weir.core.addresses import split_port
 from weir.core.life import Attempt
 from weir.kv.memory.page_access import PagePlace
-from weir.kv.movers.direct import DirectPull, MappedMemory, PageReader
+from weir.kv.movers.direct import DirectPull, MappedMemory
 from weir.kv.movers.frames import ID_BYTES
 from weir.kv.movers.pipes import PagePipe
 from weir.kv.movers.pull import PagePull, Pull, PullFailed, PullHello, PullLimits
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
-from weir_transfer.exchange.nixl_sources import NixlSources
 from weir_transfer.exchange.peer_memory import PeerMemories
 
 _log = logging.getLogger(__name__)
@@ -38,9 +37,8 @@ class OpenPages:
 class ArenaPulls:
     """Of one arena."""
 
-    def __init__(self, arena: ClaimedArena, connect: Connect, memories: PeerMemories, nixl: NixlSources) -> None:
+    def __init__(self, arena: ClaimedArena, connect: Connect, memories: PeerMemories) -> None:
         self.memories = memories
-        self.nixl = nixl
         self.model_digest = arena.segment.model_digest
         self.page_bytes = arena.segment.geometry.page_bytes
         self._pages = arena.pages
@@ -57,17 +55,14 @@ class ArenaPulls:
         source: OpenPages,
     ) -> Pull:
         """Of what is offered by `offer` and those that follow it: from the source's memory where that is mapped here,
-        or read by NIXL, else over streams. Raises ValueError, and PullFailed where it was to be mapped and cannot
-        be."""
+        else over streams. Raises ValueError, and PullFailed where it was to be mapped and cannot be."""
         if len(offer.transfer_id) != ID_BYTES or len(offer.ticket) != ID_BYTES:
             raise ValueError(f"transfer_id and ticket must have {ID_BYTES} bytes")
         ends_at_s = time.monotonic() + longest_s
         memory = await self.memories.try_map(source.address, offer)
-        reader: PageReader | None = None if memory is None else MappedMemory(memory, self.page_bytes)
-        reader = reader or await self.nixl.try_open(source.address, offer)
-        if reader is not None:
+        if memory is not None:
             confirm = _Confirming(source.stub, offer, asyncio.get_running_loop())
-            return DirectPull(reader, self.page_bytes, confirm, ends_at_s)
+            return DirectPull(MappedMemory(memory, self.page_bytes), self.page_bytes, confirm, ends_at_s)
         if source.maps_memory:
             raise PullFailed("its memory cannot be mapped any more")
         host, port = split_port(offer.stream_address)

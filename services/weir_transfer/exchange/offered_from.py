@@ -1,10 +1,8 @@
 """Where the pages of an offer come from, as its answers say it."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from weir.kv.movers.nixl import NixlAgent
 from weir.kv.movers.source import OfferedPage
 from weir.wire.v1 import pages_pb2
 
@@ -17,22 +15,11 @@ class OfferedFrom:
     stream_address: str
     arena_id: str
     memory_socket_path: str
-    nixl: NixlAgent | None = None
-
-    @contextmanager
-    def read_by_nixl(self, request: pages_pb2.OfferRequest | pages_pb2.OfferSequenceRequest) -> Iterator["OfferedFrom"]:
-        """For the length of an offer: what its answers say, and the agent's part in what its caller reads."""
-        if self.nixl is None or not request.reads_by_nixl:
-            yield replace(self, nixl=None)
-            return
-        with self.nixl.read_by_others():
-            yield self
 
     def answer(
         self, transfer_id: bytes, ticket: bytes, pages: Iterable[tuple[OfferedPage, bytes]], *, is_last: bool = False
     ) -> pages_pb2.OfferResponse:
         """`pages`: each with its content hash; empty: that is told otherwise."""
-        nixl = self.nixl
         return pages_pb2.OfferResponse(
             transfer_id=transfer_id,
             ticket=ticket,
@@ -46,8 +33,6 @@ class OfferedFrom:
             is_last=is_last,
             memory_socket_path=self.memory_socket_path,
             arena_id=self.arena_id,
-            nixl_metadata=b"" if nixl is None else nixl.metadata,
-            nixl_address=0 if nixl is None else nixl.address,
         )
 
 

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from weir.kv.arena.segment import Segment
 from weir.kv.memory.device import DeviceMemory
-from weir.kv.movers.nixl import NixlAgent
 from weir.kv.movers.source import PageSource
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.change_signal import ChangeSignal
 from weir_transfer.exchange.arena_pulls import ArenaPulls
-from weir_transfer.exchange.nixl_sources import NixlSources
 from weir_transfer.exchange.offered_from import OfferedFrom
 from weir_transfer.exchange.page_streams import PageStreams
 from weir_transfer.exchange.pages_service import PagesService
@@ -31,14 +28,12 @@ from weir_transfer.remote_prefixes import RemotePrefixes
 class PagesPort:
     """Where other hosts reach this one: `address`, HOST:PORT, of its `Pages`; page streams have a port of their own.
     `open_streams`: has those of a source served; raises OSError. `open_memory`: maps memory of another arena's pages,
-    on a device of this machine, to read it; None: nothing is mapped. `make_agent`: by which pages are read of others,
-    and by others; raises NixlError; None: nothing is read by NIXL."""
+    on a device of this machine, to read it; None: nothing is mapped."""
 
     address: str
     dialer: Dialer
     open_streams: Callable[[PageSource], PageStreams]
     open_memory: Callable[[int, int], DeviceMemory] | None = None
-    make_agent: Callable[[Segment], NixlAgent] | None = None
 
 
 class PageExchange:
@@ -56,14 +51,12 @@ class PageExchange:
         self._source = PageSource(arena.pages.read, lambda page_id: int(rows["generation"][page_id]))
         self.streams = port.open_streams(self._source)
         shown = f"{port.address.rpartition(':')[0]}:{self.streams.port}"
-        self._nixl = None if port.make_agent is None else port.make_agent(arena.segment)
         memory_path = "" if server is None else str(server.path)
-        from_where = OfferedFrom(shown, arena.segment.arena_id, memory_path, self._nixl)
+        from_where = OfferedFrom(shown, arena.segment.arena_id, memory_path)
         sequences = SequenceOffers(remote, running, self._source)
         self._servicer = PagesService(arena, remote, self._source, from_where, settled, sequences)
         memories = PeerMemories(None if server is None else port.open_memory)
-        nixl = NixlSources(self._nixl, arena.segment.geometry.page_bytes, remote.count_failed_probe)
-        pulls = ArenaPulls(arena, self.streams.connect, memories, nixl)
+        pulls = ArenaPulls(arena, self.streams.connect, memories)
         self.fetcher = PrefixFetcher(pulls, remote, port.dialer, settled)
         self.stager = SequenceFetcher(pulls, remote, port.dialer, settled)
 
@@ -80,5 +73,3 @@ class PageExchange:
         await self.fetcher.close()
         await self.stager.close()
         await asyncio.to_thread(self.streams.close)
-        if self._nixl is not None:
-            await asyncio.to_thread(self._nixl.close)

@@ -63,17 +63,16 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self._num_offers += 1
         try:
-            with self._from_where.read_by_nixl(request) as from_where:
-                async with aclosing(self._offer(request, hashes, from_where)) as offers:
-                    async for offered in offers:
-                        yield offered
+            async with aclosing(self._offer(request, hashes)) as offers:
+                async for offered in offers:
+                    yield offered
         except PageMemoryAway as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error}; compute it")
         finally:
             self._num_offers -= 1
 
     async def _offer(
-        self, request: pages_pb2.OfferRequest, hashes: Sequence[bytes], from_where: OfferedFrom
+        self, request: pages_pb2.OfferRequest, hashes: Sequence[bytes]
     ) -> AsyncGenerator[pages_pb2.OfferResponse]:
         """To be closed: until then its pages are pinned. Raises PageMemoryAway."""
         transfer_id, ticket = secrets.token_bytes(ID_BYTES), secrets.token_bytes(ID_BYTES)
@@ -95,7 +94,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
                 if pages or is_last or is_first:  # what the first one takes is the round trip
                     is_first = False
                     named = zip(pages, hashes[num_offered:], strict=False)
-                    yield from_where.answer(transfer_id, ticket, named, is_last=is_last)
+                    yield self._from_where.answer(transfer_id, ticket, named, is_last=is_last)
                 if not is_last:
                     # Not longer: something may have settled since it was looked at.
                     await self._settled.wait(min(_LOOK_AGAIN_S, ends_at_s - loop.time()))
@@ -112,10 +111,9 @@ class PagesService(pages_pb2_grpc.PagesServicer):
         await self._check(request, context)
         self._num_offers += 1
         try:
-            with self._from_where.read_by_nixl(request) as from_where:
-                async with aclosing(self._sequences.offer(request, from_where)) as offers:
-                    async for offered in offers:
-                        yield offered
+            async with aclosing(self._sequences.offer(request, self._from_where)) as offers:
+                async for offered in offers:
+                    yield offered
         except PageMemoryAway as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{error}; compute it")
         finally:

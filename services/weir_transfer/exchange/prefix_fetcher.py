@@ -161,7 +161,6 @@ class PrefixFetcher:
             num_held_pages=len(reservation.earlier_hashes),
             is_expected=fetch.is_expected,
             maps_memory=self._arena.memories.is_known(fetch.address),
-            reads_by_nixl=self._arena.nixl.reads,
         )
         async with self._dialer.open(fetch.address, "transfer") as channel:
             stub: pages_pb2_grpc.PagesAsyncStub = pages_pb2_grpc.PagesStub(channel)

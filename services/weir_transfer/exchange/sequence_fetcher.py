@@ -65,7 +65,6 @@ class SequenceFetcher:
             page_bytes=self._arena.page_bytes,
             request_id=request_id,
             maps_memory=self._arena.memories.is_known(address),
-            reads_by_nixl=self._arena.nixl.reads,
         )
         try:
             async with (

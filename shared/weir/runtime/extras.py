@@ -8,7 +8,7 @@ from weir.runtime.config import ConfigError
 
 DISTRIBUTION = "weir-llm"
 
-Extra = Literal["worker", "certs", "plots", "postgres", "training", "nixl", "valkey"]
+Extra = Literal["worker", "certs", "plots", "postgres", "training", "valkey"]
 PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "worker": ("torch", "numba"),
     "certs": ("cryptography",),
@@ -16,7 +16,6 @@ PACKAGES: Mapping[Extra, tuple[str, ...]] = {
     "postgres": ("psycopg",),
     "training": ("torch", "sklearn", "scipy"),
     "valkey": ("redis",),
-    "nixl": ("nixl_cu12",),
 }
 """Import names. Triton is asked for by the devices that run it."""
 

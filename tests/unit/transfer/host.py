@@ -28,7 +28,6 @@ from weir.kv.tiers.page_header import PageLayout
 from weir.rpc.arena.client import ArenaAccess, ArenaClient, HandedOff, WorkerIdentity
 from weir.rpc.channel import PlainDialer
 from weir.rpc.server import ErrorGuard, TraceContextGuard, make_server
-from weir_transfer.__main__ import make_agent
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.exchange.page_exchange import PagesPort
 from weir_transfer.exchange.page_streams import StreamsPort, TcpPageStreams
@@ -76,17 +75,15 @@ class Host:
         model_digest: str = "digest",
         on_device: bool = False,
         maps_memory: bool = False,
-        reads_by_nixl: bool = False,
         tiers: MakeTiers | None = None,
         num_pages: int = 40,
     ) -> None:
         """`exchanges_pages`: with other hosts, which get them at `pages_address` from `start` on. `shown_host`: where
         others are told to ask for them, at the same ports; something there must pass it on. `on_device`: pages are in
-        what stands for the memory of a device. `maps_memory`, `reads_by_nixl`: of other hosts, where it can. `tiers`:
-        where pages outlive the arena."""
+        what stands for the memory of a device. `maps_memory`: of other hosts, where it can. `tiers`: where
+        pages outlive the arena."""
         self._on_device = on_device
         self._open_memory = HostMemory.open_to_read if maps_memory else None
-        self._make_agent = make_agent if reads_by_nixl else None
         self._shown_host = shown_host
         self._model_digest = model_digest
         self._geometry = replace(_GEOMETRY, num_pages=num_pages, pages_on_device=on_device)
@@ -124,7 +121,7 @@ class Host:
 
     def _pages_port(self) -> PagesPort:
         open_streams = functools.partial(TcpPageStreams, StreamsPort("test", "127.0.0.1"))
-        return PagesPort(self.pages_address, PlainDialer(), open_streams, self._open_memory, self._make_agent)
+        return PagesPort(self.pages_address, PlainDialer(), open_streams, self._open_memory)
 
     def _device_memory(self, segment: Segment) -> MemoryServer:
         num_bytes = self._geometry.page_memory_bytes

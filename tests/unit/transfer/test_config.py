@@ -1,13 +1,10 @@
 """What the transfer service takes from the model, and what its settings may give instead."""
 
-import sys
-
 import pytest
 
 from weir.model.errors import ModelError
 from weir.model.files.dummy import MODEL_SHAPES
 from weir.model.precision import page_geometry
-from weir.runtime.config import ConfigError
 from weir_transfer.config import TransferConfig, with_model_shape
 
 TINY = TransferConfig(load="dummy", model_shape="tiny")
@@ -96,17 +93,3 @@ def test_tiers_that_go_together_are_taken(settings: dict[str, object]) -> None:
 def test_what_is_given_is_not_read_from_the_model() -> None:
     given = TransferConfig(model="no/such/model", page_bytes=4096, max_context_tokens=64, model_digest="ab")
     assert with_model_shape(given) == given
-
-
-def test_nixl_is_for_memory_of_the_host_in_a_private_network() -> None:
-    with pytest.raises(ValueError, match="whoever reaches its ports, which have no TLS, can read the arena"):
-        TransferConfig(page_mover="nixl")
-    with pytest.raises(ValueError, match="pages on a device are not read by NIXL"):
-        TransferConfig(page_mover="nixl", device="cuda", insecure_listen=True)
-    assert TransferConfig(page_mover="nixl", insecure_listen=True).page_mover == "nixl"
-
-
-def test_nixl_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nixl_cu12", None)
-    with pytest.raises(ConfigError, match=r"needs nixl_cu12, .*weir-llm\[nixl\]"):
-        TransferConfig(page_mover="nixl", insecure_listen=True)

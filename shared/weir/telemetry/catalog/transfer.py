@@ -44,7 +44,6 @@ remote_pages_gone_total > weir_arena_remote_pages_gone_total: Pages asked for by
 remote_busy_seconds_total > weir_arena_remote_busy_seconds_total: Seconds in which pages of a beginning were asked for.
 remote_pages_offered_total > weir_arena_remote_pages_offered_total: Pages that were offered to other hosts.
 remote_pages_direct_total > weir_arena_remote_pages_direct_total: Pages that were read from another arena's memory.
-remote_probes_failed_total > weir_arena_remote_probes_failed_total: Hosts whose memory could not be read by NIXL.
 remote_pages_reserved > weir_arena_remote_pages_reserved: Pages that are on their way here.
 remote_pages_pinned > weir_arena_remote_pages_pinned: Pages offered to other hosts, or of sequences coming here.
 page_*_known_pages > weir_arena_page_tier_pages by tier: Pages of the model there, as far as is known here.

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/pages.proto\x12\x07weir.v1\"\xa6\x01\n\x0cOfferRequest\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bpage_hashes\x18\x03 \x01(\x0c\x12\x16\n\x0enum_held_pages\x18\x04 \x01(\r\x12\x13\n\x0bis_expected\x18\x05 \x01(\x08\x12\x13\n\x0bmaps_memory\x18\x06 \x01(\x08\x12\x15\n\rreads_by_nixl\x18\x07 \x01(\x08\"\x80\x01\n\x14OfferSequenceRequest\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x13\n\x0bmaps_memory\x18\x04 \x01(\x08\x12\x15\n\rreads_by_nixl\x18\x05 \x01(\x08\"\xdd\x01\n\rOfferResponse\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x16\n\x0estream_address\x18\x03 \x01(\t\x12#\n\x05pages\x18\x04 \x03(\x0b\x32\x14.weir.v1.OfferedPage\x12\x0f\n\x07is_last\x18\x05 \x01(\x08\x12\x1a\n\x12memory_socket_path\x18\x06 \x01(\t\x12\x10\n\x08\x61rena_id\x18\x07 \x01(\t\x12\x15\n\rnixl_metadata\x18\x08 \x01(\x0c\x12\x14\n\x0cnixl_address\x18\t \x01(\x04\"W\n\x0bOfferedPage\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x12\x11\n\tpage_hash\x18\x03 \x01(\x0c\x12\x0f\n\x07page_id\x18\x04 \x01(\r\"5\n\x0e\x43onfirmRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"\x11\n\x0f\x43onfirmResponse\"S\n\x15OfferSequenceResponse\x12%\n\x05offer\x18\x01 \x01(\x0b\x32\x16.weir.v1.OfferResponse\x12\x13\n\x0bpage_hashes\x18\x02 \x01(\x0c\x32\xd1\x01\n\x05Pages\x12\x38\n\x05Offer\x12\x15.weir.v1.OfferRequest\x1a\x16.weir.v1.OfferResponse0\x01\x12P\n\rOfferSequence\x12\x1d.weir.v1.OfferSequenceRequest\x1a\x1e.weir.v1.OfferSequenceResponse0\x01\x12<\n\x07\x43onfirm\x12\x17.weir.v1.ConfirmRequest\x1a\x18.weir.v1.ConfirmResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13weir/v1/pages.proto\x12\x07weir.v1\"\x8f\x01\n\x0cOfferRequest\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bpage_hashes\x18\x03 \x01(\x0c\x12\x16\n\x0enum_held_pages\x18\x04 \x01(\r\x12\x13\n\x0bis_expected\x18\x05 \x01(\x08\x12\x13\n\x0bmaps_memory\x18\x06 \x01(\x08\"i\n\x14OfferSequenceRequest\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x13\n\x0bmaps_memory\x18\x04 \x01(\x08\"\xb0\x01\n\rOfferResponse\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x16\n\x0estream_address\x18\x03 \x01(\t\x12#\n\x05pages\x18\x04 \x03(\x0b\x32\x14.weir.v1.OfferedPage\x12\x0f\n\x07is_last\x18\x05 \x01(\x08\x12\x1a\n\x12memory_socket_path\x18\x06 \x01(\t\x12\x10\n\x08\x61rena_id\x18\x07 \x01(\t\"W\n\x0bOfferedPage\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x12\x11\n\tpage_hash\x18\x03 \x01(\x0c\x12\x0f\n\x07page_id\x18\x04 \x01(\r\"5\n\x0e\x43onfirmRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"\x11\n\x0f\x43onfirmResponse\"S\n\x15OfferSequenceResponse\x12%\n\x05offer\x18\x01 \x01(\x0b\x32\x16.weir.v1.OfferResponse\x12\x13\n\x0bpage_hashes\x18\x02 \x01(\x0c\x32\xd1\x01\n\x05Pages\x12\x38\n\x05Offer\x12\x15.weir.v1.OfferRequest\x1a\x16.weir.v1.OfferResponse0\x01\x12P\n\rOfferSequence\x12\x1d.weir.v1.OfferSequenceRequest\x1a\x1e.weir.v1.OfferSequenceResponse0\x01\x12<\n\x07\x43onfirm\x12\x17.weir.v1.ConfirmRequest\x1a\x18.weir.v1.ConfirmResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weir.wire.v1.pages_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OFFERREQUEST']._serialized_start=33
-  _globals['_OFFERREQUEST']._serialized_end=199
-  _globals['_OFFERSEQUENCEREQUEST']._serialized_start=202
-  _globals['_OFFERSEQUENCEREQUEST']._serialized_end=330
-  _globals['_OFFERRESPONSE']._serialized_start=333
-  _globals['_OFFERRESPONSE']._serialized_end=554
-  _globals['_OFFEREDPAGE']._serialized_start=556
-  _globals['_OFFEREDPAGE']._serialized_end=643
-  _globals['_CONFIRMREQUEST']._serialized_start=645
-  _globals['_CONFIRMREQUEST']._serialized_end=698
-  _globals['_CONFIRMRESPONSE']._serialized_start=700
-  _globals['_CONFIRMRESPONSE']._serialized_end=717
-  _globals['_OFFERSEQUENCERESPONSE']._serialized_start=719
-  _globals['_OFFERSEQUENCERESPONSE']._serialized_end=802
-  _globals['_PAGES']._serialized_start=805
-  _globals['_PAGES']._serialized_end=1014
+  _globals['_OFFERREQUEST']._serialized_end=176
+  _globals['_OFFERSEQUENCEREQUEST']._serialized_start=178
+  _globals['_OFFERSEQUENCEREQUEST']._serialized_end=283
+  _globals['_OFFERRESPONSE']._serialized_start=286
+  _globals['_OFFERRESPONSE']._serialized_end=462
+  _globals['_OFFEREDPAGE']._serialized_start=464
+  _globals['_OFFEREDPAGE']._serialized_end=551
+  _globals['_CONFIRMREQUEST']._serialized_start=553
+  _globals['_CONFIRMREQUEST']._serialized_end=606
+  _globals['_CONFIRMRESPONSE']._serialized_start=608
+  _globals['_CONFIRMRESPONSE']._serialized_end=625
+  _globals['_OFFERSEQUENCERESPONSE']._serialized_start=627
+  _globals['_OFFERSEQUENCERESPONSE']._serialized_end=710
+  _globals['_PAGES']._serialized_start=713
+  _globals['_PAGES']._serialized_end=922
 # @@protoc_insertion_point(module_scope)

@@ -30,7 +30,6 @@ class OfferRequest(_message.Message):
     NUM_HELD_PAGES_FIELD_NUMBER: _builtins.int
     IS_EXPECTED_FIELD_NUMBER: _builtins.int
     MAPS_MEMORY_FIELD_NUMBER: _builtins.int
-    READS_BY_NIXL_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     """Digest of the model's weights, dtype and page layout; must be this arena's."""
     page_bytes: _builtins.int
@@ -43,8 +42,6 @@ class OfferRequest(_message.Message):
     """A worker is about to compute it: for 3.5 seconds the offer waits for that to begin."""
     maps_memory: _builtins.bool
     """The caller maps the memory of this arena's pages, and copies them from there: only the first page has a checksum."""
-    reads_by_nixl: _builtins.bool
-    """The caller would read them from this arena's memory by NIXL."""
     def __init__(
         self,
         *,
@@ -54,11 +51,10 @@ class OfferRequest(_message.Message):
         num_held_pages: _builtins.int = ...,
         is_expected: _builtins.bool = ...,
         maps_memory: _builtins.bool = ...,
-        reads_by_nixl: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_expected", b"is_expected", "maps_memory", b"maps_memory", "model_digest", b"model_digest", "num_held_pages", b"num_held_pages", "page_bytes", b"page_bytes", "page_hashes", b"page_hashes", "reads_by_nixl", b"reads_by_nixl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_expected", b"is_expected", "maps_memory", b"maps_memory", "model_digest", b"model_digest", "num_held_pages", b"num_held_pages", "page_bytes", b"page_bytes", "page_hashes", b"page_hashes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -74,7 +70,6 @@ class OfferSequenceRequest(_message.Message):
     PAGE_BYTES_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MAPS_MEMORY_FIELD_NUMBER: _builtins.int
-    READS_BY_NIXL_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     """Digest of the model's weights, dtype and page layout; must be this arena's."""
     page_bytes: _builtins.int
@@ -83,8 +78,6 @@ class OfferSequenceRequest(_message.Message):
     """The request's id: its newest attempt here is meant."""
     maps_memory: _builtins.bool
     """As in OfferRequest."""
-    reads_by_nixl: _builtins.bool
-    """As in OfferRequest."""
     def __init__(
         self,
         *,
@@ -92,11 +85,10 @@ class OfferSequenceRequest(_message.Message):
         page_bytes: _builtins.int = ...,
         request_id: _builtins.str = ...,
         maps_memory: _builtins.bool = ...,
-        reads_by_nixl: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["maps_memory", b"maps_memory", "model_digest", b"model_digest", "page_bytes", b"page_bytes", "reads_by_nixl", b"reads_by_nixl", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["maps_memory", b"maps_memory", "model_digest", b"model_digest", "page_bytes", b"page_bytes", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -117,8 +109,6 @@ class OfferResponse(_message.Message):
     IS_LAST_FIELD_NUMBER: _builtins.int
     MEMORY_SOCKET_PATH_FIELD_NUMBER: _builtins.int
     ARENA_ID_FIELD_NUMBER: _builtins.int
-    NIXL_METADATA_FIELD_NUMBER: _builtins.int
-    NIXL_ADDRESS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.bytes
     """Names the transfer on page streams, 16 bytes."""
     ticket: _builtins.bytes
@@ -131,10 +121,6 @@ class OfferResponse(_message.Message):
     """Unix socket that hands out the memory of this arena's pages, which are on a device; empty: they are not."""
     arena_id: _builtins.str
     """Whose memory it is."""
-    nixl_metadata: _builtins.bytes
-    """Of this arena's NIXL agent, for who reads by it; empty: it has none."""
-    nixl_address: _builtins.int
-    """Where the agent's first page is."""
     @_builtins.property
     def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___OfferedPage]:
         """The pages."""
@@ -149,12 +135,10 @@ class OfferResponse(_message.Message):
         is_last: _builtins.bool = ...,
         memory_socket_path: _builtins.str = ...,
         arena_id: _builtins.str = ...,
-        nixl_metadata: _builtins.bytes = ...,
-        nixl_address: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_id", b"arena_id", "is_last", b"is_last", "memory_socket_path", b"memory_socket_path", "nixl_address", b"nixl_address", "nixl_metadata", b"nixl_metadata", "pages", b"pages", "stream_address", b"stream_address", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_id", b"arena_id", "is_last", b"is_last", "memory_socket_path", b"memory_socket_path", "pages", b"pages", "stream_address", b"stream_address", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
