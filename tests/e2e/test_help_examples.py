@@ -110,6 +110,7 @@ ON_STACK: Mapping[str, str] = {
     "weir limits set tenants.acme.lanes='[\"batch\"]' lanes.batch.max_output_tokens=256": "",
     'weir generate --regex "1[0-9]{3}" "Columbus reached America in "': "",
     "weir limits set workers.decode.max_num_seqs=16 workers.prefill-0.max_num_batched_tokens=512": "",
+    "weir planner tune --revert": "",
     "weir policy set ltr": "",
     "weir policy set srtf:max_age=0.5": "",
     "weir serve scheduler --nats-url nats://127.0.0.1:4222": "",
@@ -147,6 +148,9 @@ ABSENT: Mapping[str, str] = {
     "weir drain --host 10.0.0.2 --wait": "other hosts; tests/hosts has some",
     "weir planner --ttft-ms 1000 --itl-ms 100": "somebody who ends it; tests/e2e/test_planner.py does",
     "weir planner switch --metrics-port 9464": "somebody who ends it; tests/e2e/test_planner.py does",
+    "weir planner tune --tune decode.max_num_seqs=4,32 --apply": (
+        "somebody who ends it; tests/e2e/test_planner_tune.py does"
+    ),
     "weir planner scale --metrics-port 9464 --gateway http://10.0.0.7:8000 --scheduler 10.0.0.8:50051": "another stack",
     "weir host --join tls://10.0.0.1:4222 --instance lab --address 10.0.0.2 --credentials-dir lab/b": (
         "other hosts; tests/hosts has some"

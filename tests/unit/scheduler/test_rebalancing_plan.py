@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.core.cost import StepCost
-from weir.scheduling.rebalancing.freeness import Loads, Move, QueuedRequest, RunningSequence, WorkerLoad
+from weir.scheduling.rebalancing.freeness import Loads, QueuedRequest, RunningSequence, SequenceMove, WorkerLoad
 from weir.scheduling.rebalancing.plan import DEFAULT_RULES, plan_moves
 from weir.scheduling.routing.links import LinkCost
 
@@ -41,7 +41,7 @@ class Fleet:
             for worker in self.workers
         ]
 
-    def plan(self) -> tuple[Move, ...]:
+    def plan(self) -> tuple[SequenceMove, ...]:
         def sequences_of(worker_id: str) -> Sequence[RunningSequence]:
             self.asked.append(worker_id)
             return self.running[worker_id]
@@ -54,7 +54,7 @@ class Fleet:
             arrivals_a_s=self.arrivals_a_s,
         )
 
-    def apply(self, moves: Sequence[Move]) -> None:
+    def apply(self, moves: Sequence[SequenceMove]) -> None:
         for move in moves:
             [sequence] = [one for one in self.running[move.source_id] if one.request_id == move.request_id]
             self.running[move.source_id].remove(sequence)
@@ -117,7 +117,7 @@ def test_the_least_urgent_lane_gives_first_whatever_it_saves() -> None:
 def test_what_is_about_to_end_or_pinned_stays() -> None:
     for changes in ({"num_steps_left": 31.0}, {"is_pinned": True}):
         two = fleet(6, 0)
-        two.running["d0"] = [replace(one, **changes) for one in two.running["d0"]]  # type: ignore[arg-type]
+        two.running["d0"] = [replace(one, **changes) for one in two.running["d0"]]
         assert two.plan() == ()
 
 

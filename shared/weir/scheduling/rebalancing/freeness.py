@@ -69,7 +69,7 @@ class QueuedRequest:
     num_waiting: int = 1
 
 
-class Move(NamedTuple):
+class SequenceMove(NamedTuple):
     request_id: str
     source_id: str
     receiver_id: str

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from weir.scheduling.rebalancing.freeness import Loads, Move, QueuedRequest, RunningSequence, WorkerLoad
+from weir.scheduling.rebalancing.freeness import Loads, QueuedRequest, RunningSequence, SequenceMove, WorkerLoad
 from weir.scheduling.routing.links import LinkCost
 
 SequencesOf = Callable[[str], Sequence[RunningSequence]]
@@ -50,7 +50,7 @@ def plan_moves(
     *,
     arrivals_a_s: float = 0.0,
     rules: RebalancingRules = DEFAULT_RULES,
-) -> tuple[Move, ...]:
+) -> tuple[SequenceMove, ...]:
     """`workers` are of one pool: any may serve what another one has. `arrivals_a_s`: new ones that are placed there."""
     planner = _Planner(Loads(workers, arrivals_a_s), sequences_of, link_of, queued, rules)
     if queued is not None and not planner.holds_queued() and planner.could_hold_queued():
@@ -73,7 +73,7 @@ class _Planner:
         self._num_queued_pages = 0 if queued is None else queued.num_pages
         self._rules = rules
         self._loads = loads
-        self._moves: list[Move] = []
+        self._moves: list[SequenceMove] = []
 
     def holds_queued(self) -> bool:
         """Whether one arena has room for the request that waits."""
@@ -84,7 +84,7 @@ class _Planner:
         largest = max(self._loads.pages.values(), default=0)
         return self._num_queued_pages <= min(free, largest)
 
-    def balance(self) -> tuple[Move, ...]:
+    def balance(self) -> tuple[SequenceMove, ...]:
         """The most crowded and the least crowded worker, then the next two, as far as pairs are uneven."""
         loads = self._loads
         ascending = sorted(self._workers, key=lambda worker: (loads.load(worker), worker.worker_id))
@@ -156,7 +156,7 @@ class _Planner:
         price_ms = self._loads.price_ms(sequence, source, receiver, link)
         return None if price_ms > self._rules.max_way_ms else price_ms
 
-    def make_room(self, queued: QueuedRequest) -> tuple[Move, ...]:
+    def make_room(self, queued: QueuedRequest) -> tuple[SequenceMove, ...]:
         """In the arena that lacks least; all of it, or nothing."""
         needed = queued.num_pages
         arenas = [arena_id for arena_id, num_pages in self._loads.pages.items() if num_pages >= needed]
@@ -225,7 +225,7 @@ class _Planner:
 
     def _move(self, sequence: RunningSequence, source: WorkerLoad, receiver: WorkerLoad, reason: str) -> None:
         self._loads.move(sequence, source, receiver)
-        self._moves.append(Move(sequence.request_id, source.worker_id, receiver.worker_id, reason))
+        self._moves.append(SequenceMove(sequence.request_id, source.worker_id, receiver.worker_id, reason))
 
 
 def _emptying_key(sequence: RunningSequence, missing: int) -> tuple[int, bool, int, str]:

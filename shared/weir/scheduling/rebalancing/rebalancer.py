@@ -16,7 +16,7 @@ from weir.scheduling.limits import CoreLimits
 from weir.scheduling.migrations import Migrations
 from weir.scheduling.placer import Placer
 from weir.scheduling.pools import ArenaLoad, Pool, WorkerState
-from weir.scheduling.rebalancing.freeness import Loads, Move, QueuedRequest, RunningSequence, WorkerLoad
+from weir.scheduling.rebalancing.freeness import Loads, QueuedRequest, RunningSequence, SequenceMove, WorkerLoad
 from weir.scheduling.rebalancing.plan import plan_moves
 from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.request_table import RequestTable
@@ -116,7 +116,7 @@ class Rebalancer:
         for move in plan_moves(loads, sequences_of, link_of, queued, arrivals_a_s=self._arrivals_a_s):
             self._begin(move, workers[move.receiver_id], now_s)
 
-    def _begin(self, move: Move, receiver: WorkerState, now_s: float) -> None:
+    def _begin(self, move: SequenceMove, receiver: WorkerState, now_s: float) -> None:
         request = self._requests.try_get(move.request_id)
         if request is None:
             return
