@@ -139,16 +139,18 @@ class TierKeeper:
         self._has_changed.set()
         for reading in self._loads.values():
             reading.stop()
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
-            await self._write_last()
-        if self._loads:
-            await asyncio.wait(list(self._loads))
-        if self._probe_task is not None:
-            await asyncio.wait([self._probe_task])
-        for threads in (self._readers, self._writer):
-            threads.shutdown(wait=False)
-        self._store.close()
+        try:
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+                await self._write_last()
+        finally:
+            if self._loads:
+                await asyncio.wait(list(self._loads))
+            if self._probe_task is not None:
+                await asyncio.wait([self._probe_task])
+            for threads in (self._readers, self._writer):
+                threads.shutdown(wait=False)
+            self._store.close()
 
     def begin(self, hashes: Sequence[bytes]) -> int:
         """What of this prefix is not here comes from the tier, if that is worth it. How many pages are to come: matches
@@ -215,6 +217,8 @@ class TierKeeper:
         """Those threads that did not end in time: nobody waits for this prefix any more then."""
         loop = asyncio.get_running_loop()
         runs = [loop.run_in_executor(self._readers, reading.run) for _ in range(_READERS_PER_LOAD)]
+        for run in runs:
+            run.add_done_callback(_log_failure)
         longest_s = self._rates.longest_s(len(reservation.hashes))
         longest_s = _LONGEST_LOAD_S if longest_s is None else min(max(longest_s, _LEAST_WAIT_S), _LONGEST_LOAD_S)
         _, running = await asyncio.wait(runs, timeout=longest_s)
@@ -238,6 +242,7 @@ class TierKeeper:
             return
         self._probed_at_s = now_s
         self._probe_task = asyncio.get_running_loop().run_in_executor(self._readers, self._read_apart, hashes)
+        self._probe_task.add_done_callback(_log_failure)
 
     def _read_apart(self, hashes: Sequence[bytes]) -> None:
         began_s, place = time.monotonic(), InPlace(memoryview(bytearray(self._page_bytes)))
@@ -332,6 +337,7 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
 
 
-def _log_failure(task: "asyncio.Task[None]") -> None:
+def _log_failure(task: "asyncio.Future[None]") -> None:
     if not task.cancelled() and task.exception() is not None:
-        _log.critical("%s failed", task.get_name(), exc_info=task.exception())
+        name = task.get_name() if isinstance(task, asyncio.Task) else "a thread that reads pages"
+        _log.critical("%s failed", name, exc_info=task.exception())

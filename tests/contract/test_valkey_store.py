@@ -5,6 +5,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,44 @@ def test_one_that_sends_a_byte_now_and_then_is_left(clock: ManualClock) -> None:
         sending.join(30)
         store.close()
     assert len(sent) < 100
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of a server that answers everything with the same bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(4) as threads:
+
+        def answer_all(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                while connection.recv(1 << 16):
+                    connection.sendall(answer)
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    threads.submit(answer_all, listening.accept()[0])
+
+        threads.submit(accept)
+        yield f"redis://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("answer", [b"$abc\r\n", b":1\r\n", b":x\r\n", b"*x\r\n", b"*1\r\n$1\r\nx\r\n", b"\xff\r\n"])
+def test_what_is_no_answer_counts_as_none(clock: ManualClock, answer: bytes) -> None:
+    with answering(answer) as url:
+        store = ValkeyPageStore(ValkeySettings(parse_valkey_url(url), answer_s=30.0), LAYOUT, clock)
+        assert store.is_away
+        for _ in range(3):
+            clock.advance(20.0)
+            store.refresh()
+            assert store.is_away
+            with suppress(OSError):
+                assert not store.try_put(HASHES[0], page_of(HASHES[0]))
+            store._circuit.on_success()
+            assert got(store, HASHES[0]) is None
+            store._circuit.on_success()
+            store.touch(HASHES[:1])
+        store.close()
 
 
 def test_readers_amid_a_kill_get_what_was_put_or_nothing(tmp_path: Path, clock: ManualClock) -> None:

@@ -60,6 +60,12 @@ def test_what_is_no_address_of_a_server_is_refused(url: str) -> None:
         parse_valkey_url(url)
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, f"{'a' * 60}é.example"])
+def test_a_host_that_cannot_be_asked_for_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="names a host that no name server can be asked for"):
+        parse_valkey_url(f"redis://{host}")
+
+
 @pytest.mark.parametrize("url", ["redis://:secret@h", "redis://u:secret@h:1", "redis://u:@h"])
 def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ValueError, match="has a password in it") as refused:

@@ -20,7 +20,7 @@ from weir.kv.prefixes import HASH_BYTES
 from weir.kv.tiers.circuit import Circuit
 from weir.kv.tiers.page_header import HEADER_BYTES, DamagedPage, PageLayout, check_page, make_header
 from weir.kv.tiers.page_store import StoreCounters
-from weir.kv.tiers.valkey_client import ValkeySettings, make_client
+from weir.kv.tiers.valkey_client import ValkeySettings, asking, make_client
 
 _log = logging.getLogger(__name__)
 _KEYS_AT_A_TIME = 1000
@@ -70,23 +70,22 @@ class ValkeyPageStore:
         if not self._circuit.may_try():
             return
         try:
-            known, memory = self._look(), self._client.info("memory")
+            with asking():
+                known, memory = self._look(), self._client.info("memory")
+                num_bytes = int(memory.get("used_memory", 0))
         except (RedisError, OSError) as error:
             self._on_failure(error)
             return
-        self._known, self._num_bytes = known, int(memory.get("used_memory", 0))
+        self._known, self._num_bytes = known, num_bytes
         self._advise(memory)
         self._on_success()
 
     def try_put(self, page_hash: bytes, page: Buffer) -> bool:
         if not self._circuit.may_try():
             raise ConnectionError(f"{self._address} is away")
-        key = self._key_of(page_hash)
         try:
-            is_there = bool(self._client.expire(key, self._ttl_s))
-            if not is_there:
-                stored = b"".join((make_header(self._layout, page_hash, page), page))
-                is_there = not self._client.set(key, stored, nx=True, ex=self._ttl_s)
+            with asking():
+                is_new = self._write(page_hash, page)
         except OutOfMemoryError as error:
             self._on_success()
             raise OSError(errno.ENOSPC, f"{self._address} is full ({error})") from error
@@ -95,14 +94,15 @@ class ValkeyPageStore:
             raise ConnectionError(f"{self._address}: {error}") from error
         self._on_success()
         self._known.add(page_hash)
-        return not is_there
+        return is_new
 
     def try_get(self, page_hash: bytes, place: PagePlace) -> bool:
         if self._circuit.is_open:
             return False
         memory = place.begin()
         try:
-            is_read = self._try_read(page_hash, memory)
+            with asking():
+                is_read = self._try_read(page_hash, memory)
         except (RedisError, OSError) as error:
             self.counters.failed_reads_total += 1
             self._on_failure(error)
@@ -123,7 +123,8 @@ class ValkeyPageStore:
                 for key in keys[first : first + _KEYS_AT_A_TIME]:
                     pipeline.expire(key, self._ttl_s)
                 try:
-                    pipeline.execute()
+                    with asking():
+                        pipeline.execute()
                 except (RedisError, OSError) as error:
                     self._on_failure(error)
 
@@ -132,6 +133,14 @@ class ValkeyPageStore:
 
     def _key_of(self, page_hash: bytes) -> bytes:
         return self._prefix + page_hash.hex().encode()
+
+    def _write(self, page_hash: bytes, page: Buffer) -> bool:
+        """False: it was there already. Raises RedisError, OSError."""
+        key = self._key_of(page_hash)
+        if self._client.expire(key, self._ttl_s):
+            return False
+        stored = b"".join((make_header(self._layout, page_hash, page), page))
+        return bool(self._client.set(key, stored, nx=True, ex=self._ttl_s))
 
     def _look(self) -> set[bytes]:
         """Hashes of all pages of this layout. Raises RedisError, OSError."""
