@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -158,16 +158,18 @@ def answering(answer: bytes) -> Iterator[str]:
                     threads.submit(answer_all, listening.accept()[0])
 
         threads.submit(accept)
-        yield f"redis://127.0.0.1:{listening.getsockname()[1]}"
-        listening.shutdown(socket.SHUT_RDWR)
+        try:
+            yield f"redis://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("answer", [b"$abc\r\n", b":1\r\n", b":x\r\n", b"*x\r\n", b"*1\r\n$1\r\nx\r\n", b"\xff\r\n"])
 def test_what_is_no_answer_counts_as_none(clock: ManualClock, answer: bytes) -> None:
     with answering(answer) as url:
         store = ValkeyPageStore(ValkeySettings(parse_valkey_url(url), answer_s=30.0), LAYOUT, clock)
-        assert store.is_away
-        for _ in range(3):
+        with closing(store):
+            assert store.is_away
             clock.advance(20.0)
             store.refresh()
             assert store.is_away
@@ -177,7 +179,6 @@ def test_what_is_no_answer_counts_as_none(clock: ManualClock, answer: bytes) -> 
             assert got(store, HASHES[0]) is None
             store._circuit.on_success()
             store.touch(HASHES[:1])
-        store.close()
 
 
 def test_readers_amid_a_kill_get_what_was_put_or_nothing(tmp_path: Path, clock: ManualClock) -> None:
