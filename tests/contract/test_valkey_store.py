@@ -148,6 +148,7 @@ def answering(answer: bytes) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(4) as threads:
 
         def answer_all(connection: socket.socket) -> None:
+            connection.settimeout(30)
             with connection, suppress(OSError):
                 while connection.recv(1 << 16):
                     connection.sendall(answer)
