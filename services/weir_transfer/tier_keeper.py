@@ -196,9 +196,11 @@ class TierKeeper:
 
     async def _load(self, reservation: Reservation, reading: PrefixReading) -> None:
         began_s, num_wanted = time.monotonic(), len(reservation.hashes)
+        failed_before = self._store.counters.failed_reads_total
         try:
             running = await self._read(reservation, reading)
-            if reading.num_read or running:  # else it says nothing of the tier
+            has_failed = self._store.counters.failed_reads_total > failed_before
+            if reading.num_read or running or has_failed:  # else it says nothing of the tier
                 self._rates.on_loaded(reading.num_read, time.monotonic() - began_s)
             if running:
                 await asyncio.wait(running)
@@ -246,8 +248,9 @@ class TierKeeper:
 
     def _read_apart(self, hashes: Sequence[bytes]) -> None:
         began_s, place = time.monotonic(), InPlace(memoryview(bytearray(self._page_bytes)))
+        failed_before = self._store.counters.failed_reads_total
         num_read = sum(self._store.try_get(page_hash, place) for page_hash in hashes)
-        if not num_read:
+        if not num_read and self._store.counters.failed_reads_total == failed_before:
             return
         self._rates.on_loaded(num_read, time.monotonic() - began_s)
 

@@ -4,7 +4,7 @@ then, nobody waits for it longer than said, and it is used again once it answers
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -212,12 +212,28 @@ def test_readers_amid_a_kill_get_what_was_put_or_nothing(tmp_path: Path, clock: 
         store.close()
 
 
+@pytest.mark.parametrize("call", ["put", "refresh"])
+def test_what_was_asked_before_a_reader_failed_does_not_count_as_an_answer_since(
+    store: ValkeyPageStore, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    name = "expire" if call == "put" else "info"
+    ask: Callable[..., object] = getattr(store._client, name)
+
+    def fails_meanwhile(*arguments: object) -> object:
+        store._on_failure(TimeoutError("of a reader"))
+        return ask(*arguments)
+
+    monkeypatch.setattr(store._client, name, fails_meanwhile)
+    put(store, HASHES[0]) if call == "put" else store.refresh()
+    assert store.is_away
+
+
 def test_a_full_one_that_evicts_nothing_takes_no_page_and_still_gives_what_it_has(
     store: ValkeyPageStore, server: ValkeyServer
 ) -> None:
     put(store, *HASHES[:5])
     server.set("maxmemory-policy", "noeviction")
-    server.set("maxmemory", "1mb")
+    server.set("maxmemory", "1")
     try:
         with pytest.raises(OSError, match="is full"):
             put(store, HASHES[5])

@@ -69,6 +69,7 @@ class ValkeyPageStore:
         """Raises nothing."""
         if not self._circuit.may_try():
             return
+        was_open = self._circuit.is_open
         try:
             with asking():
                 known, memory = self._look(), self._client.info("memory")
@@ -78,21 +79,22 @@ class ValkeyPageStore:
             return
         self._known, self._num_bytes = known, num_bytes
         self._advise(memory)
-        self._on_success()
+        self._on_success(was_open=was_open)
 
     def try_put(self, page_hash: bytes, page: Buffer) -> bool:
         if not self._circuit.may_try():
             raise ConnectionError(f"{self._address} is away")
+        was_open = self._circuit.is_open
         try:
             with asking():
                 is_new = self._write(page_hash, page)
         except OutOfMemoryError as error:
-            self._on_success()
+            self._on_success(was_open=was_open)
             raise OSError(errno.ENOSPC, f"{self._address} is full ({error})") from error
         except (RedisError, OSError) as error:
             self._on_failure(error)
             raise ConnectionError(f"{self._address}: {error}") from error
-        self._on_success()
+        self._on_success(was_open=was_open)
         self._known.add(page_hash)
         return is_new
 
@@ -209,8 +211,9 @@ class ValkeyPageStore:
         if self._circuit.on_failure():
             _log.warning("%s does not answer, its pages are computed: %s", self._address, error)
 
-    def _on_success(self) -> None:
-        if self._circuit.on_success():
+    def _on_success(self, *, was_open: bool) -> None:
+        """`was_open`: when it was asked. Else a reader may have seen since then that it does not answer."""
+        if was_open and self._circuit.on_success():
             _log.warning("%s answers again", self._address)
 
 
