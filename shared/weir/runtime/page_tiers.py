@@ -1,5 +1,6 @@
 """Settings of page tiers that a stack and its transfer services have alike."""
 
+import re
 from typing import Protocol
 
 from weir.core.credentials import masked_url
@@ -35,7 +36,7 @@ def check_page_valkey(config: ValkeyFields) -> None:
     try:
         address = parse_valkey_url(config.page_valkey_url)
     except ValueError as error:
-        raise ValueError(f"page_valkey_url {masked_url(config.page_valkey_url)!r}: {error}") from None
+        raise ValueError(f"page_valkey_url {_shown(config.page_valkey_url)!r}: {error}") from None
     if config.page_valkey_ca_file and not address.is_encrypted:
         raise ValueError(f"page_valkey_ca_file {config.page_valkey_ca_file!r}: needs a page_valkey_url with rediss://")
 
@@ -49,3 +50,12 @@ def check_page_memory(page_memory_bytes: ByteSize, device: Device) -> None:
             f"page_memory_bytes {page_memory_bytes}: is for arenas on a device; that of device 'cpu' is memory of the "
             "host already: give arena_bytes more"
         )
+
+
+def _shown(url: str) -> str:
+    """Without its password, which may stand where it does not belong: after ? or #."""
+    head = re.split("[?#]", url, maxsplit=1)[0]
+    if "@" not in url[len(head) :]:
+        return masked_url(head)
+    scheme, separator, _ = head.partition("://")  # whether it begins before that or after it cannot be told
+    return f"{scheme}://***" if separator else "***"
