@@ -228,6 +228,22 @@ def test_what_was_asked_before_a_reader_failed_does_not_count_as_an_answer_since
     assert store.is_away
 
 
+def test_a_page_that_is_written_while_it_is_found_missing_stays(
+    store: ValkeyPageStore, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask: Callable[..., object] = store._client.getrange
+
+    def then_written(*arguments: object) -> object:
+        answer = ask(*arguments)
+        put(store, HASHES[0])
+        return answer
+
+    monkeypatch.setattr(store._client, "getrange", then_written)
+    assert got(store, HASHES[0]) == page_of(HASHES[0])
+    assert len(server.client.keys()) == 1
+    assert (store.counters.missing_total, store.counters.damaged_total) == (0, 0)
+
+
 def test_a_full_one_that_evicts_nothing_takes_no_page_and_still_gives_what_it_has(
     store: ValkeyPageStore, server: ValkeyServer
 ) -> None:

@@ -168,8 +168,11 @@ class ValkeyPageStore:
         """False: it is not there; nor is it from now on, if it was damaged. Raises RedisError, OSError."""
         key = self._key_of(page_hash)
         try:
-            answer = self._client.getrange(key, 0, self._layout.stored_bytes)  # of a longer one a byte more
-            stored = memoryview(_bytes_of(answer))
+            stored = memoryview(self._fetch(key))
+            if not stored and not self._client.exists(key):
+                self.counters.missing_total += 1
+                return False
+            stored = stored or memoryview(self._fetch(key))  # it may have been written since
             self._check(key, stored, page_hash)
         except DamagedPage as error:
             self._remove(key, str(error))
@@ -182,6 +185,10 @@ class ValkeyPageStore:
         memory[:] = stored[HEADER_BYTES:]
         return True
 
+    def _fetch(self, key: bytes) -> bytes:
+        """Empty also where there is none; of what is longer than a page a byte more."""
+        return _bytes_of(self._client.getrange(key, 0, self._layout.stored_bytes))
+
     def _check(self, key: bytes, stored: memoryview, page_hash: bytes) -> None:
         """Raises DamagedPage."""
         if len(stored) != self._layout.stored_bytes:
@@ -189,7 +196,7 @@ class ValkeyPageStore:
         check_page(key.decode(), stored[:HEADER_BYTES], stored[HEADER_BYTES:], self._layout, page_hash)
 
     def _remove(self, key: bytes, why: str) -> None:
-        """What is not there is read as an empty page: whether there was one only its removal says."""
+        """Somebody else may have removed it meanwhile."""
         if not self._client.unlink(key):
             self.counters.missing_total += 1
             return
