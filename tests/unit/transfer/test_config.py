@@ -62,6 +62,10 @@ def test_a_longer_context_than_the_models_is_refused() -> None:
         ({"page_valkey_url": "redis://h:6379/x"}, "names database 'x': must be a number"),
         ({"page_valkey_url": "redis://h:999999"}, "is no URL"),
         ({"page_valkey_url": "redis://10.0.0.7"}, "page_valkey_url 'redis://10.0.0.7:6379/0': .*give rediss://"),
+        (
+            {"page_valkey_url": "redis://10.0.0.7", "insecure_listen": True},
+            "page_valkey_url 'redis://10.0.0.7:6379/0': .*set page_valkey_insecure",
+        ),
         ({"page_valkey_url": "redis://localhost", "prefix_cache": False}, "page_valkey_url .*: needs prefix_cache"),
         ({"page_valkey_url": "redis://localhost", "page_valkey_ca_file": "/ca"}, "page_valkey_ca_file '/ca': needs"),
         ({"page_valkey_password_file": "/p"}, "page_valkey_password_file '/p': is of no use without"),
@@ -89,7 +93,7 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object
     [
         {"page_valkey_url": "rediss://ada@valkey.example:7000/3", "page_valkey_ca_file": "/ca"},
         {"page_valkey_url": "valkey://[::1]"},
-        {"page_valkey_url": "redis://10.0.0.7", "insecure_listen": True},
+        {"page_valkey_url": "redis://10.0.0.7", "page_valkey_insecure": True},
         {"page_memory_bytes": 1 << 30, "device": "interpreter"},
     ],
 )
