@@ -33,7 +33,8 @@ from weir_transfer.remote_prefixes import RemotePrefixes, Reservation
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_MAX_LOADS = 8
+_MAX_LOADS, _MAX_UNTOUCHED = 8, 64
+"""That read, and that have read and wait for the writer to say so to the store."""
 _LONGEST_LOAD_S = 8.0
 """Less than a match waits by default: it goes on with what has come."""
 _READERS_PER_LOAD, _NUM_READERS = 4, 8
@@ -118,8 +119,10 @@ class TierKeeper:
         self._counters = KeeperCounters()
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="page reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="page writer")
+        self._num_reading = 0
         self._loads: dict[asyncio.Task[None], PrefixReading] = {}
         self._has_changed, self._is_ending = asyncio.Event(), asyncio.Event()
+        self._looking: asyncio.Future[None] | None = None
         self._ends_at_s = math.inf
         """No page is begun to be written after it."""
         self._unwritten.changes.listen(self._has_changed.set)
@@ -134,12 +137,14 @@ class TierKeeper:
 
     async def close(self) -> None:
         """Writes what is left, as far as there is time. Nobody writes into pages of the arena when it returns."""
-        self._ends_at_s = time.monotonic() + _LAST_WRITES_S
         self._is_ending.set()
         self._has_changed.set()
         for reading in self._loads.values():
             reading.stop()
         try:
+            if self._looking is not None:  # the writer's thread is in it: not a page is written meanwhile
+                await asyncio.wait([self._looking])
+            self._ends_at_s = time.monotonic() + _LAST_WRITES_S
             if self._writing is not None:
                 await asyncio.wait([self._writing])
                 await self._write_last()
@@ -156,7 +161,8 @@ class TierKeeper:
         """What of this prefix is not here comes from the tier, if that is worth it. How many pages are to come: matches
         find them expected from here on."""
         num_cached = self._remote.try_count_cached(hashes)
-        if num_cached is None or len(self._loads) >= _MAX_LOADS or self._is_ending.is_set():
+        is_full = self._num_reading >= _MAX_LOADS or len(self._loads) >= _MAX_UNTOUCHED
+        if num_cached is None or is_full or self._is_ending.is_set():
             return 0
         num_there = self._store.num_leading(hashes[num_cached:])
         if num_there < WAIT_FROM_PAGES:
@@ -172,6 +178,7 @@ class TierKeeper:
         reading = PrefixReading(self._store, reservation.hashes, places)
         task = asyncio.create_task(self._load(reservation, reading), name="load of a prefix")
         self._loads[task] = reading
+        self._num_reading += 1
         task.add_done_callback(self._on_loaded)
         return len(reservation.hashes)
 
@@ -206,6 +213,7 @@ class TierKeeper:
                 await asyncio.wait(running)
         finally:
             num_pages = reading.num_leading
+            self._num_reading -= 1
             self._remote.settle(reservation, num_pages)
         counters = self._counters
         counters.loads_total += 1
@@ -264,7 +272,8 @@ class TierKeeper:
             if batch is not None:
                 writes_at_s = time.monotonic() + self._pause_after(batch)
             if now_s >= refreshes_at_s:
-                await self._in_writer(self._store.refresh)
+                self._looking = asyncio.ensure_future(self._in_writer(self._store.refresh))
+                await self._looking
                 refreshes_at_s = time.monotonic() + _REFRESH_S
             now_s = time.monotonic()
             if writes_at_s > now_s:
