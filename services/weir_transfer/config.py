@@ -3,19 +3,24 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weir.core.addresses import UNIX, is_loopback
+from weir.core.addresses import UNIX
 from weir.core.fields import ByteSize, check_range
 from weir.kv.arena.segment import DEFAULT_DIRECTORY, segment_path
 from weir.kv.layout import MAX_LEASES
 from weir.kv.memory.server import MEMORY_SOCKET
 from weir.kv.memory.slabs import WEIGHTS_SOCKET
-from weir.kv.tiers.valkey_address import parse_valkey_url
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
 from weir.model.files.source import resolve_model
 from weir.model.precision import choose_arithmetic, page_geometry
 from weir.runtime.config import PAGE_FILES_BYTES, ServiceConfig, setting
-from weir.runtime.page_tiers import PAGE_MEMORY_HELP, PAGE_VALKEY_HELP, check_page_memory, check_page_valkey
+from weir.runtime.page_tiers import (
+    PAGE_MEMORY_HELP,
+    PAGE_VALKEY_HELP,
+    PAGE_VALKEY_INSECURE_HELP,
+    check_page_memory,
+    check_page_valkey,
+)
 from weir_transfer.messages import ArenaSettings
 
 _MAX_MODELS = 64
@@ -60,6 +65,7 @@ class TransferConfig(ServiceConfig):
     page_valkey_url: str = setting("", PAGE_VALKEY_HELP)
     page_valkey_password_file: str = setting("", "File with its password. Empty: it wants none.")
     page_valkey_ca_file: str = setting("", "File with the authorities of its certificate. Empty: the system's.")
+    page_valkey_insecure: bool = setting(False, PAGE_VALKEY_INSECURE_HELP)
     page_valkey_ttl_s: int = setting(7 * 24 * 3600, "Seconds after which it forgets a page that nobody used.")
     page_valkey_timeout_ms: int = setting(1000, "Time that a command to it and its answer may take.")
     page_valkey_write_bytes_per_s: ByteSize = setting(64 << 20, "Bytes a second that are written there at most.")
@@ -111,12 +117,6 @@ class TransferConfig(ServiceConfig):
             if getattr(self, name) and not self.prefix_cache:
                 raise ValueError(f"{name} {getattr(self, name)!r}: needs prefix_cache")
         check_page_valkey(self)
-        address = parse_valkey_url(self.page_valkey_url) if self.page_valkey_url else None
-        if address is not None and not (address.is_encrypted or self.insecure_listen or is_loopback(address.host)):
-            raise ValueError(
-                f"page_valkey_url {str(address)!r}: pages can be turned back into text, and would cross the network "
-                "unencrypted; give rediss://, or set insecure_listen where that network is private"
-            )
 
     @property
     def num_descriptors(self) -> int:

@@ -122,11 +122,18 @@ class TransferService:
         if self._exchange is not None:
             await self._exchange.close()
         self._fence.close()
-        await asyncio.gather(*(keeper.close() for keeper in self._keepers))  # of all of these it may take longest
+        await self._close_tiers()
         if self._memory_server is not None:
             await asyncio.to_thread(self._memory_server.close)
         if self._slab_server is not None:
             await asyncio.to_thread(self._slab_server.close)
+
+    async def _close_tiers(self) -> None:
+        """Of all that is closed it may take longest. What fails there keeps nothing else from being closed."""
+        ends = await asyncio.gather(*(keeper.close() for keeper in self._keepers), return_exceptions=True)
+        for keeper, error in zip(self._keepers, ends, strict=True):
+            if error is not None:
+                _log.error("the last pages are not in %s", keeper.name, exc_info=error)
 
     def release(self) -> None:
         """Removes the segment, unless somebody still has a lease: then the next transfer service goes on with it.

@@ -33,7 +33,8 @@ from weir_transfer.remote_prefixes import RemotePrefixes, Reservation
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_MAX_LOADS = 8
+_MAX_LOADS, _MAX_UNTOUCHED = 8, 64
+"""That read, and that have read and wait for the writer to say so to the store."""
 _LONGEST_LOAD_S = 8.0
 """Less than a match waits by default: it goes on with what has come."""
 _READERS_PER_LOAD, _NUM_READERS = 4, 8
@@ -118,8 +119,10 @@ class TierKeeper:
         self._counters = KeeperCounters()
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="page reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="page writer")
+        self._num_reading = 0
         self._loads: dict[asyncio.Task[None], PrefixReading] = {}
         self._has_changed, self._is_ending = asyncio.Event(), asyncio.Event()
+        self._looking: asyncio.Future[None] | None = None
         self._ends_at_s = math.inf
         """No page is begun to be written after it."""
         self._unwritten.changes.listen(self._has_changed.set)
@@ -134,27 +137,32 @@ class TierKeeper:
 
     async def close(self) -> None:
         """Writes what is left, as far as there is time. Nobody writes into pages of the arena when it returns."""
-        self._ends_at_s = time.monotonic() + _LAST_WRITES_S
         self._is_ending.set()
         self._has_changed.set()
         for reading in self._loads.values():
             reading.stop()
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
-            await self._write_last()
-        if self._loads:
-            await asyncio.wait(list(self._loads))
-        if self._probe_task is not None:
-            await asyncio.wait([self._probe_task])
-        for threads in (self._readers, self._writer):
-            threads.shutdown(wait=False)
-        self._store.close()
+        try:
+            if self._looking is not None:  # the writer's thread is in it: not a page is written meanwhile
+                await asyncio.wait([self._looking])
+            self._ends_at_s = time.monotonic() + _LAST_WRITES_S
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+                await self._write_last()
+        finally:
+            if self._loads:
+                await asyncio.wait(list(self._loads))
+            if self._probe_task is not None:
+                await asyncio.wait([self._probe_task])
+            for threads in (self._readers, self._writer):
+                threads.shutdown(wait=False)
+            self._store.close()
 
     def begin(self, hashes: Sequence[bytes]) -> int:
         """What of this prefix is not here comes from the tier, if that is worth it. How many pages are to come: matches
         find them expected from here on."""
         num_cached = self._remote.try_count_cached(hashes)
-        if num_cached is None or len(self._loads) >= _MAX_LOADS or self._is_ending.is_set():
+        is_full = self._num_reading >= _MAX_LOADS or len(self._loads) >= _MAX_UNTOUCHED
+        if num_cached is None or is_full or self._is_ending.is_set():
             return 0
         num_there = self._store.num_leading(hashes[num_cached:])
         if num_there < WAIT_FROM_PAGES:
@@ -170,6 +178,7 @@ class TierKeeper:
         reading = PrefixReading(self._store, reservation.hashes, places)
         task = asyncio.create_task(self._load(reservation, reading), name="load of a prefix")
         self._loads[task] = reading
+        self._num_reading += 1
         task.add_done_callback(self._on_loaded)
         return len(reservation.hashes)
 
@@ -194,14 +203,17 @@ class TierKeeper:
 
     async def _load(self, reservation: Reservation, reading: PrefixReading) -> None:
         began_s, num_wanted = time.monotonic(), len(reservation.hashes)
+        failed_before = self._store.counters.failed_reads_total
         try:
             running = await self._read(reservation, reading)
-            if reading.num_read or running:  # else it says nothing of the tier
+            has_failed = self._store.counters.failed_reads_total > failed_before
+            if reading.num_read or running or has_failed:  # else it says nothing of the tier
                 self._rates.on_loaded(reading.num_read, time.monotonic() - began_s)
             if running:
                 await asyncio.wait(running)
         finally:
             num_pages = reading.num_leading
+            self._num_reading -= 1
             self._remote.settle(reservation, num_pages)
         counters = self._counters
         counters.loads_total += 1
@@ -215,6 +227,8 @@ class TierKeeper:
         """Those threads that did not end in time: nobody waits for this prefix any more then."""
         loop = asyncio.get_running_loop()
         runs = [loop.run_in_executor(self._readers, reading.run) for _ in range(_READERS_PER_LOAD)]
+        for run in runs:
+            run.add_done_callback(_log_failure)
         longest_s = self._rates.longest_s(len(reservation.hashes))
         longest_s = _LONGEST_LOAD_S if longest_s is None else min(max(longest_s, _LEAST_WAIT_S), _LONGEST_LOAD_S)
         _, running = await asyncio.wait(runs, timeout=longest_s)
@@ -238,11 +252,13 @@ class TierKeeper:
             return
         self._probed_at_s = now_s
         self._probe_task = asyncio.get_running_loop().run_in_executor(self._readers, self._read_apart, hashes)
+        self._probe_task.add_done_callback(_log_failure)
 
     def _read_apart(self, hashes: Sequence[bytes]) -> None:
         began_s, place = time.monotonic(), InPlace(memoryview(bytearray(self._page_bytes)))
+        failed_before = self._store.counters.failed_reads_total
         num_read = sum(self._store.try_get(page_hash, place) for page_hash in hashes)
-        if not num_read:
+        if not num_read and self._store.counters.failed_reads_total == failed_before:
             return
         self._rates.on_loaded(num_read, time.monotonic() - began_s)
 
@@ -256,7 +272,8 @@ class TierKeeper:
             if batch is not None:
                 writes_at_s = time.monotonic() + self._pause_after(batch)
             if now_s >= refreshes_at_s:
-                await self._in_writer(self._store.refresh)
+                self._looking = asyncio.ensure_future(self._in_writer(self._store.refresh))
+                await self._looking
                 refreshes_at_s = time.monotonic() + _REFRESH_S
             now_s = time.monotonic()
             if writes_at_s > now_s:
@@ -332,6 +349,7 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
 
 
-def _log_failure(task: "asyncio.Task[None]") -> None:
+def _log_failure(task: "asyncio.Future[None]") -> None:
     if not task.cancelled() and task.exception() is not None:
-        _log.critical("%s failed", task.get_name(), exc_info=task.exception())
+        name = task.get_name() if isinstance(task, asyncio.Task) else "a thread that reads pages"
+        _log.critical("%s failed", name, exc_info=task.exception())

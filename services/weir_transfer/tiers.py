@@ -12,7 +12,7 @@ from weir.kv.tiers.page_header import PageLayout
 from weir.kv.tiers.page_store import PageStore
 from weir.kv.tiers.valkey_address import parse_valkey_url
 from weir.runtime.config import ConfigError
-from weir.runtime.extras import check_extra
+from weir.runtime.page_tiers import check_valkey_here
 from weir_transfer.config import TransferConfig
 from weir_transfer.tier_keeper import KeeperSettings, PageTier
 
@@ -41,7 +41,7 @@ def open_tiers(config: TransferConfig, layout: PageLayout, pages: PageAccess) ->
 
 
 def _open_valkey(config: TransferConfig, layout: PageLayout) -> PageStore:
-    check_extra("valkey", "page_valkey_url")
+    check_valkey_here(config)
     # Not before: a plain install has no client.
     from weir.kv.tiers.valkey_client import ValkeySettings  # noqa: PLC0415
     from weir.kv.tiers.valkey_store import ValkeyPageStore  # noqa: PLC0415

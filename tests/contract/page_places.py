@@ -140,7 +140,7 @@ class MemoryPlace:
 
     def open(self, layout: PageLayout = LAYOUT) -> PageStore:
         self._store = PageMemoryStore(
-            layout.page_bytes, MIN_PAGES * layout.page_bytes, lambda: memoryview(bytearray(layout.page_bytes))
+            layout.page_bytes, MIN_PAGES * layout.page_bytes, lambda n: memoryview(bytearray(n * layout.page_bytes))
         )
         return self._store
 

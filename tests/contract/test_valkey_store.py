@@ -4,7 +4,9 @@ then, nobody waits for it longer than said, and it is used again once it answers
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,46 @@ def test_one_that_sends_a_byte_now_and_then_is_left(clock: ManualClock) -> None:
     assert len(sent) < 100
 
 
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of a server that answers everything with the same bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(4) as threads:
+
+        def answer_all(connection: socket.socket) -> None:
+            connection.settimeout(30)
+            with connection, suppress(OSError):
+                while connection.recv(1 << 16):
+                    connection.sendall(answer)
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    threads.submit(answer_all, listening.accept()[0])
+
+        threads.submit(accept)
+        try:
+            yield f"redis://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("answer", [b"$abc\r\n", b":1\r\n", b":x\r\n", b"*x\r\n", b"*1\r\n$1\r\nx\r\n", b"\xff\r\n"])
+def test_what_is_no_answer_counts_as_none(clock: ManualClock, answer: bytes) -> None:
+    with answering(answer) as url:
+        store = ValkeyPageStore(ValkeySettings(parse_valkey_url(url), answer_s=30.0), LAYOUT, clock)
+        with closing(store):
+            assert store.is_away
+            clock.advance(20.0)
+            store.refresh()
+            assert store.is_away
+            with suppress(OSError):
+                assert not store.try_put(HASHES[0], page_of(HASHES[0]))
+            store._circuit.on_success()
+            assert got(store, HASHES[0]) is None
+            store._circuit.on_success()
+            store.touch(HASHES[:1])
+
+
 def test_readers_amid_a_kill_get_what_was_put_or_nothing(tmp_path: Path, clock: ManualClock) -> None:
     with running(tmp_path) as server:
         store = open_store(server, clock)
@@ -170,12 +212,44 @@ def test_readers_amid_a_kill_get_what_was_put_or_nothing(tmp_path: Path, clock: 
         store.close()
 
 
+@pytest.mark.parametrize("call", ["put", "refresh"])
+def test_what_was_asked_before_a_reader_failed_does_not_count_as_an_answer_since(
+    store: ValkeyPageStore, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    name = "expire" if call == "put" else "info"
+    ask: Callable[..., object] = getattr(store._client, name)
+
+    def fails_meanwhile(*arguments: object) -> object:
+        store._on_failure(TimeoutError("of a reader"))
+        return ask(*arguments)
+
+    monkeypatch.setattr(store._client, name, fails_meanwhile)
+    put(store, HASHES[0]) if call == "put" else store.refresh()
+    assert store.is_away
+
+
+def test_a_page_that_is_written_while_it_is_found_missing_stays(
+    store: ValkeyPageStore, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask: Callable[..., object] = store._client.getrange
+
+    def then_written(*arguments: object) -> object:
+        answer = ask(*arguments)
+        put(store, HASHES[0])
+        return answer
+
+    monkeypatch.setattr(store._client, "getrange", then_written)
+    assert got(store, HASHES[0]) == page_of(HASHES[0])
+    assert len(server.client.keys()) == 1
+    assert (store.counters.missing_total, store.counters.damaged_total) == (0, 0)
+
+
 def test_a_full_one_that_evicts_nothing_takes_no_page_and_still_gives_what_it_has(
     store: ValkeyPageStore, server: ValkeyServer
 ) -> None:
     put(store, *HASHES[:5])
     server.set("maxmemory-policy", "noeviction")
-    server.set("maxmemory", "1mb")
+    server.set("maxmemory", "1")
     try:
         with pytest.raises(OSError, match="is full"):
             put(store, HASHES[5])

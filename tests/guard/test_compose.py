@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from weir.core.addresses import LOOPBACK
-from weir.runtime.config import ServiceConfig, read_config
+from weir.runtime.config import ConfigError, ServiceConfig, read_config
 from weir.runtime.metrics_port import MetricsPort
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import parse_limits
@@ -119,6 +119,23 @@ def test_pages_outlive_the_stack_on_a_volume_of_their_own_where_a_setting_says_s
     dockerfile = (COMPOSE / "Dockerfile").read_text()
     assert re.search(rf"install -d -o weir -g weir -m 0700 .*{re.escape(target)}$", dockerfile, re.MULTILINE)
     assert f"`PAGE_FILES_DIR={target}`" in (COMPOSE / "README.md").read_text()
+
+
+def test_pages_go_to_a_valkey_without_tls_only_where_a_variable_says_so() -> None:
+    whole = (COMPOSE / "compose.yaml").read_text().replace("${PAGE_VALKEY_URL-}", "redis://10.0.0.7")
+    with pytest.raises(ConfigError, match=r"page_valkey_url 'redis://10.0.0.7:6379/0': pages can be turned back"):
+        config_of(yaml.safe_load(with_defaults(whole)), "transfer")
+    allowed = whole.replace("${PAGE_VALKEY_INSECURE:-false}", "true")
+    assert config_of(yaml.safe_load(with_defaults(allowed)), "transfer").page_valkey_insecure
+
+
+def test_the_password_of_a_valkey_comes_from_a_folder_that_is_mounted(document: Any) -> None:
+    mounts = [str(mount) for mount in document["services"]["transfer"]["volumes"]]
+    assert "./valkey:/etc/weir/valkey:ro" in mounts
+    assert (COMPOSE / "valkey").is_dir()
+    names = {"PAGE_VALKEY_PASSWORD_FILE", "PAGE_VALKEY_CA_FILE"}
+    assert names <= {name.removeprefix("WEIR_") for name in document["services"]["transfer"]["environment"]}
+    assert all(f"`{name}`" in (COMPOSE / "README.md").read_text() for name in names)
 
 
 def test_workers_call_the_transfer_service_where_it_listens(document: Any) -> None:

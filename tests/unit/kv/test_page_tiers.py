@@ -5,6 +5,8 @@ import threading
 import pytest
 
 from weir.core.clock import ManualClock
+from weir.kv.memory.page_access import HostMemoryFull, InPlace, PageMemoryAway
+from weir.kv.tiers import memory_store
 from weir.kv.tiers.circuit import Circuit
 from weir.kv.tiers.memory_store import MIN_PAGES, PageMemoryStore
 from weir.kv.tiers.valkey_address import ValkeyAddress, parse_valkey_url
@@ -60,6 +62,12 @@ def test_what_is_no_address_of_a_server_is_refused(url: str) -> None:
         parse_valkey_url(url)
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, f"{'a' * 60}é.example"])
+def test_a_host_that_cannot_be_asked_for_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="names a host that no name server can be asked for"):
+        parse_valkey_url(f"redis://{host}")
+
+
 @pytest.mark.parametrize("url", ["redis://:secret@h", "redis://u:secret@h:1", "redis://u:@h"])
 def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ValueError, match="has a password in it") as refused:
@@ -73,6 +81,15 @@ def hash_of(number: int) -> bytes:
 
 def page_of(number: int) -> bytes:
     return bytes([number]) * _PAGE_BYTES
+
+
+def slab_of(num_pages: int) -> memoryview:
+    return memoryview(bytearray(num_pages * _PAGE_BYTES))
+
+
+def got(store: PageMemoryStore, number: int) -> bytes | None:
+    memory = memoryview(bytearray(_PAGE_BYTES))
+    return bytes(memory) if store.try_get(hash_of(number), InPlace(memory)) else None
 
 
 class SlowPlace:
@@ -97,12 +114,12 @@ class SlowPlace:
 def test_a_slot_that_is_read_is_not_taken_for_another_page(how: str) -> None:
     num_made = 0
 
-    def make_slot() -> memoryview:
+    def make_slab(num_pages: int) -> memoryview:
         nonlocal num_made
-        num_made += 1
-        return memoryview(bytearray(_PAGE_BYTES))
+        num_made += num_pages
+        return slab_of(num_pages)
 
-    store = PageMemoryStore(_PAGE_BYTES, MIN_PAGES * _PAGE_BYTES, make_slot)
+    store = PageMemoryStore(_PAGE_BYTES, MIN_PAGES * _PAGE_BYTES, make_slab)
     for number in range(MIN_PAGES):
         store.try_put(hash_of(number), page_of(number))
     place = SlowPlace()
@@ -123,16 +140,72 @@ def test_a_slot_that_is_read_is_not_taken_for_another_page(how: str) -> None:
     assert num_made == MIN_PAGES
 
 
-def test_memory_that_is_not_to_be_had_takes_no_page() -> None:
-    def make_slot() -> memoryview:
-        raise MemoryError("no more")
+@pytest.mark.parametrize("error", [MemoryError("no more"), HostMemoryFull("no more"), PageMemoryAway("workers")])
+def test_memory_that_is_not_to_be_had_takes_no_page(error: Exception) -> None:
+    def make_slab(num_pages: int) -> memoryview:
+        raise error
 
-    store = PageMemoryStore(_PAGE_BYTES, MIN_PAGES * _PAGE_BYTES, make_slot)
-    with pytest.raises(OSError, match="no more memory"):
-        store.try_put(hash_of(0), page_of(0))
+    store = PageMemoryStore(_PAGE_BYTES, MIN_PAGES * _PAGE_BYTES, make_slab)
+    for _ in range(2):
+        with pytest.raises(OSError, match="workers" if type(error) is PageMemoryAway else "no more memory"):
+            store.try_put(hash_of(0), page_of(0))
     assert hash_of(0) not in store
+
+
+@pytest.mark.parametrize("error", [MemoryError("no more"), HostMemoryFull("no more")])
+def test_where_the_host_gives_no_more_the_page_used_longest_ago_makes_room(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory_store, "_SLAB_BYTES", 20 * _PAGE_BYTES)
+    asked: list[int] = []
+
+    def make_slab(num_pages: int) -> memoryview:
+        asked.append(num_pages)
+        if len(asked) > 2:
+            raise error
+        return slab_of(num_pages)
+
+    store = PageMemoryStore(_PAGE_BYTES, 100 * _PAGE_BYTES, make_slab)
+    for number in range(150):
+        assert store.try_put(hash_of(number), page_of(number))
+    assert asked == [20, 20, 20], "it is not asked again"
+    assert [got(store, number) for number in range(150)] == [None] * 110 + [page_of(n) for n in range(110, 150)]
+    assert caplog.text.count("has memory for 40 pages") == 1
+
+
+def test_while_workers_have_the_memory_of_the_device_no_page_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_store, "_SLAB_BYTES", 20 * _PAGE_BYTES)
+    is_away = False
+
+    def make_slab(num_pages: int) -> memoryview:
+        if is_away:
+            raise PageMemoryAway("workers")
+        return slab_of(num_pages)
+
+    store = PageMemoryStore(_PAGE_BYTES, 40 * _PAGE_BYTES, make_slab)
+    for number in range(20):
+        store.try_put(hash_of(number), page_of(number))
+    is_away = True
+    with pytest.raises(PageMemoryAway):
+        store.try_put(hash_of(20), page_of(20))
+    is_away = False
+    assert store.try_put(hash_of(20), page_of(20))
+    assert got(store, 0) == page_of(0)
+
+
+def test_a_large_bound_is_made_of_few_allocations() -> None:
+    asked: list[int] = []
+
+    def make_slab(num_pages: int) -> memoryview:
+        asked.append(num_pages)
+        return memoryview(bytearray(num_pages << 20))
+
+    store = PageMemoryStore(1 << 20, 70 << 20, make_slab)
+    for number in range(80):
+        store.try_put(hash_of(number), bytes(1 << 20))
+    assert asked == [64, 6]
 
 
 def test_a_bound_of_too_few_pages_is_refused() -> None:
     with pytest.raises(ValueError, match="page_memory_bytes 100: holds 1 pages of this model; give at least 2048"):
-        PageMemoryStore(_PAGE_BYTES, 100, lambda: memoryview(bytearray(_PAGE_BYTES)))
+        PageMemoryStore(_PAGE_BYTES, 100, slab_of)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from weir.runtime.config import ConfigError
+from weir.runtime.extras import PACKAGES, ExtraMissing
 from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.plan import plan_stack
 
@@ -46,13 +48,38 @@ def test_a_valkey_is_named_to_each_transfer_service_and_its_password_is_not(tmp_
         assert "open sesame" not in " ".join(spec.command)
 
 
+def test_a_valkey_without_encryption_is_named_to_transfer_services_with_the_leave_for_it(tmp_path: Path) -> None:
+    config = StackConfig(page_valkey_url="redis://10.0.0.7", page_valkey_insecure=True, runtime_dir=tmp_path)
+    [transfer] = [spec for spec in plan_stack(config, 4222).specs if spec.role == "transfer"]
+    assert "--page-valkey-insecure" in transfer.command
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
         ({"page_memory_bytes": 1 << 30}, "is for arenas on a device"),
+        (
+            {"page_valkey_url": "redis://10.0.0.7"},
+            "page_valkey_url 'redis://10.0.0.7:6379/0': .*set page_valkey_insecure",
+        ),
         ({"page_valkey_url": "redis://:secret@h"}, r"page_valkey_url 'redis://\*\*\*@h': has a password in it"),
     ],
 )
 def test_what_a_transfer_service_would_refuse_the_stack_refuses(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         StackConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_stack_is_not_planned_whose_transfer_services_would_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StackConfig(
+        page_valkey_url="rediss://valkey.example", page_valkey_ca_file=str(tmp_path / "ca"), runtime_dir=tmp_path
+    )
+    with pytest.raises(ConfigError, match=r"page_valkey_ca_file .*: is no file here"):
+        plan_stack(config, 4222)
+    (tmp_path / "ca").write_text("")
+    assert plan_stack(config, 4222).specs
+    monkeypatch.setitem(PACKAGES, "valkey", ("no_such_package",))  # type: ignore[arg-type]
+    with pytest.raises(ExtraMissing, match="page_valkey_url needs no_such_package"):
+        plan_stack(config, 4222)

@@ -164,7 +164,7 @@ class Host:
         return self.processes[-1]
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is waited for is known to another task
             await asyncio.sleep(0.01)

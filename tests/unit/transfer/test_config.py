@@ -52,9 +52,17 @@ def test_a_longer_context_than_the_models_is_refused() -> None:
         ({"page_files_min_uses": 0}, "page_files_min_uses 0: must be at least 1"),
         ({"page_valkey_url": "http://h"}, r"page_valkey_url 'http://h': must be redis://"),
         ({"page_valkey_url": "redis://u:secret@h"}, r"page_valkey_url 'redis://\*\*\*@h': has a password in it"),
+        ({"page_valkey_url": "redis://h?password=secret"}, "page_valkey_url 'redis://h': must be redis://"),
+        ({"page_valkey_url": "redis://h#secret"}, "page_valkey_url 'redis://h': must be redis://"),
+        ({"page_valkey_url": "redis://h?password=se@cret"}, r"page_valkey_url 'redis://\*\*\*': must be redis://"),
+        ({"page_valkey_url": "redis://u:secr#et@h"}, r"page_valkey_url 'redis://\*\*\*': is no URL"),
         ({"page_valkey_url": "redis://h:6379/x"}, "names database 'x': must be a number"),
         ({"page_valkey_url": "redis://h:999999"}, "is no URL"),
         ({"page_valkey_url": "redis://10.0.0.7"}, "page_valkey_url 'redis://10.0.0.7:6379/0': .*give rediss://"),
+        (
+            {"page_valkey_url": "redis://10.0.0.7", "insecure_listen": True},
+            "page_valkey_url 'redis://10.0.0.7:6379/0': .*set page_valkey_insecure",
+        ),
         ({"page_valkey_url": "redis://localhost", "prefix_cache": False}, "page_valkey_url .*: needs prefix_cache"),
         ({"page_valkey_url": "redis://localhost", "page_valkey_ca_file": "/ca"}, "page_valkey_ca_file '/ca': needs"),
         ({"page_valkey_password_file": "/p"}, "page_valkey_password_file '/p': is of no use without"),
@@ -82,7 +90,7 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object
     [
         {"page_valkey_url": "rediss://ada@valkey.example:7000/3", "page_valkey_ca_file": "/ca"},
         {"page_valkey_url": "valkey://[::1]"},
-        {"page_valkey_url": "redis://10.0.0.7", "insecure_listen": True},
+        {"page_valkey_url": "redis://10.0.0.7", "page_valkey_insecure": True},
         {"page_memory_bytes": 1 << 30, "device": "interpreter"},
     ],
 )

@@ -21,6 +21,7 @@ from weir.kv.tiers.file_store import PageFileStore
 from weir.kv.tiers.page_header import PageLayout
 from weir.rpc.arena.client import ArenaClient
 from weir.testing.stack import wait_until
+from weir_transfer import tier_keeper
 from weir_transfer.page_tier import LoadRates
 from weir_transfer.tier_keeper import KeeperSettings, PageTier, TierKeeper
 
@@ -148,6 +149,45 @@ async def test_a_service_that_ends_does_not_wait_for_a_slow_disk(
     world._closing.pop_all()
     assert len(world.files) == 1, "the one that was being written"
     assert "9 pages are not in files" in caplog.text
+
+
+async def test_a_service_that_ends_while_it_looks_still_writes_what_is_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_keeper, "_REFRESH_S", 0.05)
+    host, client = await world.host()
+    files, has_begun = host.service._keepers[0], threading.Event()
+
+    def look_long(self: PageFileStore) -> None:
+        has_begun.set()
+        wait_until(files._is_ending.is_set, timeout_s=30, what="the service ends")
+        files._ends_at_s = 0.0  # it took longer than there is for the last writes
+
+    monkeypatch.setattr(PageFileStore, "refresh", look_long)
+    await until(has_begun.is_set)
+    await compute(client)
+    await host.close()
+    world._closing.pop_all()
+    assert len(world.files) == 10
+
+
+async def test_what_was_read_takes_no_room_of_other_loads_while_the_writer_is_busy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_keeper, "_MAX_LOADS", 1)
+    monkeypatch.setattr(LoadRates, "is_worth", True)
+    monkeypatch.setattr(LoadRates, "longest_s", lambda self, num_pages: None)
+    await written(world)
+    host, client = await world.host()
+    goes_on = threading.Event()
+    host.service._keepers[0]._writer.submit(goes_on.wait, 60)
+    try:
+        assert await num_found(client) == 10
+        await client.release((await client.acquire(40, 0)).page_ids, ())
+        assert await num_found(client) == 10
+        assert host.metric("page_files_loads_total") == 2
+    finally:
+        goes_on.set()
 
 
 async def test_only_what_is_missing_is_read(world: World) -> None:

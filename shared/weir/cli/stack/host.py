@@ -51,6 +51,7 @@ def host(
     page_valkey_url: Annotated[str | None, stack_option(HostConfig, "page_valkey_url")] = None,
     page_valkey_password_file: Annotated[str | None, stack_option(HostConfig, "page_valkey_password_file")] = None,
     page_valkey_ca_file: Annotated[str | None, stack_option(HostConfig, "page_valkey_ca_file")] = None,
+    page_valkey_insecure: Annotated[bool | None, stack_option(HostConfig, "page_valkey_insecure")] = None,
     page_memory_bytes: Annotated[str | None, stack_option(HostConfig, "page_memory_bytes")] = None,
     log_level: Annotated[str | None, stack_option(HostConfig, "log_level")] = None,
     log_format: Annotated[str | None, stack_option(HostConfig, "log_format")] = None,

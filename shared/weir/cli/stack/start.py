@@ -22,6 +22,7 @@ from weir.model.device_check import check_device
 from weir.model.errors import ModelError
 from weir.model.files.source import resolve_model
 from weir.runtime.config import ConfigError, ServiceConfig, resolve_config
+from weir.runtime.page_tiers import check_valkey_here
 from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.host import DEFAULT_NATS_PORT
 from weir.runtime.stack.leftovers import Removed
@@ -69,6 +70,10 @@ def need_startable(stack: StackConfig, config: Path | None, command: str, nats_w
     models = read_stack_models(stack, config_file(config))
     need_extra("worker", command)
     _need_rules(stack, models)
+    try:
+        check_valkey_here(stack)
+    except ConfigError as error:
+        fail(error.message, code=EXIT_USAGE)
     if not stack.starts_nats:
         _need_nats(stack.nats, nats_wait_s)
     _need_device(stack)

@@ -68,6 +68,7 @@ def up(
     page_valkey_url: Annotated[str | None, stack_option(StackConfig, "page_valkey_url")] = None,
     page_valkey_password_file: Annotated[str | None, stack_option(StackConfig, "page_valkey_password_file")] = None,
     page_valkey_ca_file: Annotated[str | None, stack_option(StackConfig, "page_valkey_ca_file")] = None,
+    page_valkey_insecure: Annotated[bool | None, stack_option(StackConfig, "page_valkey_insecure")] = None,
     page_memory_bytes: Annotated[str | None, stack_option(StackConfig, "page_memory_bytes")] = None,
     log_level: Annotated[str | None, stack_option(StackConfig, "log_level")] = None,
     log_format: Annotated[str | None, stack_option(StackConfig, "log_format")] = None,

@@ -17,6 +17,10 @@ class PageMemoryAway(OSError):
     """The pages are on a device, which does not give them, or no worker has given their memory back yet."""
 
 
+class HostMemoryFull(PageMemoryAway):
+    """The host gives no more memory that the device of the pages reads fast."""
+
+
 class PagePlace(Protocol):
     """Where the bytes of one page come to."""
 
@@ -51,8 +55,9 @@ class PageAccess(Protocol):
 
     def place(self, page_id: int) -> PagePlace: ...
 
-    def host_buffer(self) -> memoryview:
-        """Memory of the host, of a page's length, which the device of the pages reads fast. Raises PageMemoryAway."""
+    def host_buffer(self, num_pages: int = 1) -> memoryview:
+        """Memory of the host, of so many pages' length, which the device of the pages reads fast. Raises
+        PageMemoryAway, and where there is no more of it HostMemoryFull or MemoryError."""
         ...
 
 
@@ -90,8 +95,8 @@ class HostPageAccess:
     def place(self, page_id: int) -> PagePlace:
         return InPlace(self.read(page_id))
 
-    def host_buffer(self) -> memoryview:
-        return memoryview(bytearray(self._pages.shape[1]))
+    def host_buffer(self, num_pages: int = 1) -> memoryview:
+        return memoryview(bytearray(num_pages * self._pages.shape[1]))
 
 
 class DevicePageAccess:
@@ -109,9 +114,12 @@ class DevicePageAccess:
     def place(self, page_id: int) -> PagePlace:
         return _OnDevice(self, page_id * self._page_bytes, self._page_bytes)
 
-    def host_buffer(self) -> memoryview:
+    def host_buffer(self, num_pages: int = 1) -> memoryview:
         with self.mapped() as memory:
-            return memory.host_buffer(self._page_bytes)
+            try:
+                return memory.host_buffer(num_pages * self._page_bytes)
+            except CudaDriverError as error:
+                raise HostMemoryFull(str(error)) from error
 
     @contextmanager
     def mapped(self) -> Iterator[DeviceMemory]:

@@ -1,8 +1,9 @@
 """Pages in memory of the host, of an arena that is on a device: the nearest place for what has no room there.
 
-    slots   made one by one as they are needed, up to the bound, then the one used longest ago is taken again
+    slots   made a slab at a time as they are needed, up to the bound, then the one used longest ago is taken again
 
-One that is being read is not taken. Each page has a checksum, as it has everywhere outside the arena.
+One that is being read is not taken. Where the host gives no more memory, what it has given is the bound from then on.
+Each page has a checksum, as it has everywhere outside the arena.
 """
 
 import errno
@@ -16,13 +17,15 @@ from dataclasses import dataclass
 import xxhash
 
 from weir.core.fields import format_size
-from weir.kv.memory.page_access import PagePlace
+from weir.kv.memory.page_access import HostMemoryFull, PagePlace
 from weir.kv.movers.pipes import Buffer
 from weir.kv.tiers.page_store import StoreCounters
 
 _log = logging.getLogger(__name__)
 MIN_PAGES = 32
 """More than are read at a time, so that there is always one to take again."""
+_SLAB_BYTES = 64 << 20
+"""Of one allocation: a process may have some ten thousand mappings."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +36,10 @@ class _Slot:
 
 
 class PageMemoryStore:
-    """Of this process: what it holds ends with it. `make_slot`: memory of a page's length."""
+    """Of this process: what it holds ends with it. `make_slab`: memory of so many pages' length; raises
+    MemoryError or HostMemoryFull where there is no more of it."""
 
-    def __init__(self, page_bytes: int, max_bytes: int, make_slot: Callable[[], memoryview]) -> None:
+    def __init__(self, page_bytes: int, max_bytes: int, make_slab: Callable[[int], memoryview]) -> None:
         """Raises ValueError for a bound of too few pages."""
         least_bytes = MIN_PAGES * page_bytes
         if max_bytes < least_bytes:
@@ -43,7 +47,9 @@ class PageMemoryStore:
                 f"page_memory_bytes {max_bytes}: holds {max_bytes // page_bytes} pages of this model; give at least "
                 f"{least_bytes} ({format_size(least_bytes)})"
             )
-        self._page_bytes, self._max_pages, self._make_slot = page_bytes, max_bytes // page_bytes, make_slot
+        self._page_bytes, self._max_pages, self._make_slab = page_bytes, max_bytes // page_bytes, make_slab
+        self._num_slots = 0
+        """That were made."""
         self._slots: OrderedDict[bytes, _Slot] = OrderedDict()
         """By hash; what was used longest ago comes first."""
         self._spare: list[_Slot] = []
@@ -113,6 +119,7 @@ class PageMemoryStore:
         with self._lock:
             self._slots.clear()
             self._spare.clear()
+            self._num_slots = 0
 
     def slot_of(self, page_hash: bytes) -> memoryview:
         """For tests, which damage what lies there."""
@@ -134,18 +141,41 @@ class PageMemoryStore:
 
     def _make(self) -> _Slot:
         """Raises OSError."""
+        num_slots = min(max(1, _SLAB_BYTES // self._page_bytes), self._max_pages - self._num_slots)
+        if not num_slots:
+            raise OSError(errno.EBUSY, "all pages in memory of the host are being read")
         try:
-            return _Slot(self._make_slot())
-        except MemoryError as error:
+            slab = self._make_slab(num_slots)
+        except (MemoryError, HostMemoryFull) as error:
+            return self._take_for_want_of_memory(error)
+        size = self._page_bytes
+        slots = [_Slot(slab[first : first + size]) for first in range(0, num_slots * size, size)]
+        with self._lock:
+            self._num_slots += num_slots
+            self._spare += slots[1:]
+        return slots[0]
+
+    def _take_for_want_of_memory(self, error: Exception) -> _Slot:
+        """Raises OSError."""
+        with self._lock:
+            num_pages = self._num_slots
+            self._max_pages = num_pages or self._max_pages
+            slot = self._try_take() if num_pages else None
+        if slot is None:
             raise OSError(errno.ENOMEM, f"no more memory of the host for pages ({error})") from error
+        _log.warning("the host has memory for %d pages, and for no more of page_memory_bytes: %s", num_pages, error)
+        return slot
 
     def _try_take(self) -> _Slot | None:
-        """One that nobody reads, free or of the page used longest ago. None: there is room for another one."""
+        """One that nobody reads, free or of the page used longest ago. None: there is room for another one, or all are
+        being read."""
         for index, slot in enumerate(self._spare):
             if not slot.num_readers:
                 return self._spare.pop(index)
-        if len(self._slots) + len(self._spare) < self._max_pages:
+        if self._num_slots < self._max_pages:
             return None
-        page_hash = next(page_hash for page_hash, slot in self._slots.items() if not slot.num_readers)
+        page_hash = next((page_hash for page_hash, slot in self._slots.items() if not slot.num_readers), None)
+        if page_hash is None:
+            return None
         self.counters.evicted_total += 1
         return self._slots.pop(page_hash)

@@ -34,6 +34,12 @@ def parse_valkey_url(url: str) -> ValkeyAddress:
         raise ValueError("has a password in it, which others see in the list of processes: put it into a file")
     if parts.scheme not in _IS_ENCRYPTED or not parts.hostname or parts.query or parts.fragment:
         raise ValueError("must be redis://[USER@]HOST[:PORT][/DATABASE], or rediss:// with TLS")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        raise ValueError(
+            "names a host that no name server can be asked for: a part of it is empty, or too long"
+        ) from None
     database = parts.path.strip("/") or "0"
     if not (database.isascii() and database.isdigit() and int(database) <= _MAX_DATABASE):
         raise ValueError(f"names database {database!r}: must be a number of one")

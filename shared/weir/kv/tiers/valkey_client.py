@@ -6,6 +6,8 @@ server that sends a byte now and then holds nobody up.
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,15 @@ from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
 from redis.credentials import CredentialProvider
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 
 from weir.kv.tiers.valkey_address import ValkeyAddress
 
 ANSWER_S, _CONNECT_S = 1.0, 1.0
 _MAX_CONNECTIONS = 32
+_LONGEST_REASON = 200
+"""Characters: it may repeat what the server sent."""
 _READ_BYTES = 1 << 20
 """At a time: with less the client copies a page more often."""
 
@@ -59,6 +63,19 @@ def make_client(settings: ValkeySettings) -> Redis:
         **tls,
     )
     return Redis(connection_pool=pool)
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Round whatever asks a client: of an answer that is none it raises what its parser happens to run into. Raises
+    RedisError and OSError alone."""
+    try:
+        yield
+    except (RedisError, OSError):
+        raise
+    except Exception as error:
+        why = str(error)[:_LONGEST_REASON]
+        raise ConnectionError(f"cannot be asked, or its answer is none ({type(error).__name__}: {why})") from error
 
 
 class _PasswordFile(CredentialProvider):

@@ -20,7 +20,7 @@ from weir.kv.prefixes import HASH_BYTES
 from weir.kv.tiers.circuit import Circuit
 from weir.kv.tiers.page_header import HEADER_BYTES, DamagedPage, PageLayout, check_page, make_header
 from weir.kv.tiers.page_store import StoreCounters
-from weir.kv.tiers.valkey_client import ValkeySettings, make_client
+from weir.kv.tiers.valkey_client import ValkeySettings, asking, make_client
 
 _log = logging.getLogger(__name__)
 _KEYS_AT_A_TIME = 1000
@@ -69,40 +69,42 @@ class ValkeyPageStore:
         """Raises nothing."""
         if not self._circuit.may_try():
             return
+        was_open = self._circuit.is_open
         try:
-            known, memory = self._look(), self._client.info("memory")
+            with asking():
+                known, memory = self._look(), self._client.info("memory")
+                num_bytes = int(memory.get("used_memory", 0))
         except (RedisError, OSError) as error:
             self._on_failure(error)
             return
-        self._known, self._num_bytes = known, int(memory.get("used_memory", 0))
+        self._known, self._num_bytes = known, num_bytes
         self._advise(memory)
-        self._on_success()
+        self._on_success(was_open=was_open)
 
     def try_put(self, page_hash: bytes, page: Buffer) -> bool:
         if not self._circuit.may_try():
             raise ConnectionError(f"{self._address} is away")
-        key = self._key_of(page_hash)
+        was_open = self._circuit.is_open
         try:
-            is_there = bool(self._client.expire(key, self._ttl_s))
-            if not is_there:
-                stored = b"".join((make_header(self._layout, page_hash, page), page))
-                is_there = not self._client.set(key, stored, nx=True, ex=self._ttl_s)
+            with asking():
+                is_new = self._write(page_hash, page)
         except OutOfMemoryError as error:
-            self._on_success()
+            self._on_success(was_open=was_open)
             raise OSError(errno.ENOSPC, f"{self._address} is full ({error})") from error
         except (RedisError, OSError) as error:
             self._on_failure(error)
             raise ConnectionError(f"{self._address}: {error}") from error
-        self._on_success()
+        self._on_success(was_open=was_open)
         self._known.add(page_hash)
-        return not is_there
+        return is_new
 
     def try_get(self, page_hash: bytes, place: PagePlace) -> bool:
         if self._circuit.is_open:
             return False
         memory = place.begin()
         try:
-            is_read = self._try_read(page_hash, memory)
+            with asking():
+                is_read = self._try_read(page_hash, memory)
         except (RedisError, OSError) as error:
             self.counters.failed_reads_total += 1
             self._on_failure(error)
@@ -123,7 +125,8 @@ class ValkeyPageStore:
                 for key in keys[first : first + _KEYS_AT_A_TIME]:
                     pipeline.expire(key, self._ttl_s)
                 try:
-                    pipeline.execute()
+                    with asking():
+                        pipeline.execute()
                 except (RedisError, OSError) as error:
                     self._on_failure(error)
 
@@ -132,6 +135,14 @@ class ValkeyPageStore:
 
     def _key_of(self, page_hash: bytes) -> bytes:
         return self._prefix + page_hash.hex().encode()
+
+    def _write(self, page_hash: bytes, page: Buffer) -> bool:
+        """False: it was there already. Raises RedisError, OSError."""
+        key = self._key_of(page_hash)
+        if self._client.expire(key, self._ttl_s):
+            return False
+        stored = b"".join((make_header(self._layout, page_hash, page), page))
+        return bool(self._client.set(key, stored, nx=True, ex=self._ttl_s))
 
     def _look(self) -> set[bytes]:
         """Hashes of all pages of this layout. Raises RedisError, OSError."""
@@ -157,8 +168,11 @@ class ValkeyPageStore:
         """False: it is not there; nor is it from now on, if it was damaged. Raises RedisError, OSError."""
         key = self._key_of(page_hash)
         try:
-            answer = self._client.getrange(key, 0, self._layout.stored_bytes)  # of a longer one a byte more
-            stored = memoryview(_bytes_of(answer))
+            stored = memoryview(self._fetch(key))
+            if not stored and not self._client.exists(key):
+                self.counters.missing_total += 1
+                return False
+            stored = stored or memoryview(self._fetch(key))  # it may have been written since
             self._check(key, stored, page_hash)
         except DamagedPage as error:
             self._remove(key, str(error))
@@ -171,6 +185,10 @@ class ValkeyPageStore:
         memory[:] = stored[HEADER_BYTES:]
         return True
 
+    def _fetch(self, key: bytes) -> bytes:
+        """Empty also where there is none; of what is longer than a page a byte more."""
+        return _bytes_of(self._client.getrange(key, 0, self._layout.stored_bytes))
+
     def _check(self, key: bytes, stored: memoryview, page_hash: bytes) -> None:
         """Raises DamagedPage."""
         if len(stored) != self._layout.stored_bytes:
@@ -178,7 +196,7 @@ class ValkeyPageStore:
         check_page(key.decode(), stored[:HEADER_BYTES], stored[HEADER_BYTES:], self._layout, page_hash)
 
     def _remove(self, key: bytes, why: str) -> None:
-        """What is not there is read as an empty page: whether there was one only its removal says."""
+        """Somebody else may have removed it meanwhile."""
         if not self._client.unlink(key):
             self.counters.missing_total += 1
             return
@@ -200,8 +218,9 @@ class ValkeyPageStore:
         if self._circuit.on_failure():
             _log.warning("%s does not answer, its pages are computed: %s", self._address, error)
 
-    def _on_success(self) -> None:
-        if self._circuit.on_success():
+    def _on_success(self, *, was_open: bool) -> None:
+        """`was_open`: when it was asked. Else a reader may have seen since then that it does not answer."""
+        if was_open and self._circuit.on_success():
             _log.warning("%s answers again", self._address)
 
 

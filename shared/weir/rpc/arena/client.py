@@ -227,18 +227,19 @@ class ArenaClient:
         """
         released = [*page_ids, *(page_id for chain in chains for page_id in chain.page_ids)]
         self._holdings.check(released, slots)
-        for slot in slots:
-            self.segment.record(slot).clear()
         ends_at_s = _now_s() + _CALL_DEADLINE_S
         try:
             await self._wait_sealed()
             attachment = await self._stream.wait_attached(ends_at_s)
         except BaseException:
-            self._holdings.remove(released, slots)
             self._stream.renew()
             raise
-        # Claimed up to here: had the attachment begun without them, this call would name what is given out anew.
-        self._holdings.remove(released, slots)
+        finally:
+            # Held up to here, and named by their records: had an attachment begun without them, this call would name
+            # what is given out anew; had it begun amid their hand-off, nobody would know whose the pages are.
+            self._holdings.remove(released, slots)
+            for slot in slots:
+                self.segment.record(slot).clear()
         request = arena_pb2.ReleaseRequest(
             lease_id=self.lease_id,
             attachment=attachment,

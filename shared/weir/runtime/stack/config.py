@@ -26,7 +26,13 @@ from weir.runtime.config import (
     model_reference,
     setting,
 )
-from weir.runtime.page_tiers import PAGE_MEMORY_HELP, PAGE_VALKEY_HELP, check_page_memory, check_page_valkey
+from weir.runtime.page_tiers import (
+    PAGE_MEMORY_HELP,
+    PAGE_VALKEY_HELP,
+    PAGE_VALKEY_INSECURE_HELP,
+    check_page_memory,
+    check_page_valkey,
+)
 from weir.runtime.stack.credentials import HostCredentials, nats_role_of
 from weir.runtime.stack.models import (
     CHAT_TEMPLATE_HELP,
@@ -88,6 +94,7 @@ class StackConfig:
     page_valkey_url: str = setting("", PAGE_VALKEY_HELP)
     page_valkey_password_file: str = setting("", "File with its password. Empty: it wants none.")
     page_valkey_ca_file: str = setting("", "File with the authorities of its certificate. Empty: the system's.")
+    page_valkey_insecure: bool = setting(False, PAGE_VALKEY_INSECURE_HELP)
     page_memory_bytes: ByteSize = setting(0, PAGE_MEMORY_HELP)
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")

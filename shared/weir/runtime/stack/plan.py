@@ -12,6 +12,7 @@ from weir.core.credentials import masked_url
 from weir.core.device import check_exact, check_precision
 from weir.core.fields import check_range
 from weir.runtime.config import flag_words
+from weir.runtime.page_tiers import check_valkey_here
 from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.credentials import HostCredentials
 from weir.runtime.stack.models import MAX_WORKERS, StackModel, StackModels
@@ -196,7 +197,8 @@ def plan_model(
 
 
 def _tier_flags(config: StackConfig) -> tuple[str, ...]:
-    """Of those tiers that there are."""
+    """Of those tiers that there are. Raises ConfigError."""
+    check_valkey_here(config)
     flags: dict[str, object] = {"page_memory_bytes": config.page_memory_bytes}
     if config.page_files_dir:
         flags |= {"page_files_dir": Path(config.page_files_dir).absolute(), "page_files_bytes": config.page_files_bytes}
@@ -204,6 +206,7 @@ def _tier_flags(config: StackConfig) -> tuple[str, ...]:
     for name in ("page_valkey_password_file", "page_valkey_ca_file"):
         path: str = getattr(config, name)
         flags[name] = path and Path(path).absolute()
+    flags["page_valkey_insecure"] = config.page_valkey_insecure
     return tuple(word for name, value in flags.items() if value for word in flag_words(name, value))
 
 
