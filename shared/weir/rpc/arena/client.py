@@ -227,19 +227,18 @@ class ArenaClient:
         """
         released = [*page_ids, *(page_id for chain in chains for page_id in chain.page_ids)]
         self._holdings.check(released, slots)
+        for slot in slots:
+            self.segment.record(slot).clear()
         ends_at_s = _now_s() + _CALL_DEADLINE_S
         try:
             await self._wait_sealed()
             attachment = await self._stream.wait_attached(ends_at_s)
         except BaseException:
+            self._holdings.remove(released, slots)
             self._stream.renew()
             raise
-        finally:
-            # Held up to here, and named by their records: had an attachment begun without them, this call would name
-            # what is given out anew; had it begun amid their hand-off, nobody would know whose the pages are.
-            self._holdings.remove(released, slots)
-            for slot in slots:
-                self.segment.record(slot).clear()
+        # Claimed up to here: had the attachment begun without them, this call would name what is given out anew.
+        self._holdings.remove(released, slots)
         request = arena_pb2.ReleaseRequest(
             lease_id=self.lease_id,
             attachment=attachment,
@@ -326,6 +325,7 @@ class ArenaClient:
                 answer = await self._stub.HandOff(request, timeout=_CALL_TIMEOUT_S, metadata=tuple(headers.items()))
             except grpc.aio.AioRpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:
+                    await self._wait_settled(ends_at_s)
                     raise Unavailable(f"no hand-off: {error.details()}") from error
                 if may_be_done and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     if request.to_worker_id:
@@ -333,6 +333,7 @@ class ArenaClient:
                     # Also what says that nobody adopts anything any more: the next attachment settles which it is.
                     raise DeadlineExceeded(f"whether it was handed over is not known: {error.details()}") from error
                 if error.code() not in _WITHOUT_ANSWER:
+                    await self._wait_settled(ends_at_s)
                     raise InternalError(f"no hand-off: {error.details()}") from error
                 may_be_done |= error.code() != grpc.StatusCode.ABORTED
                 if _now_s() >= ends_at_s:
@@ -340,6 +341,11 @@ class ArenaClient:
                 await asyncio.sleep(_RETRY_S)
             else:
                 return HandOffReceipt(answer.num_pages, answer.num_bytes_copied)
+
+    async def _wait_settled(self, ends_at_s: float) -> None:
+        """Before a sequence is the caller's again, which may clear its record: an attachment that has begun meanwhile
+        names it as being handed off, and has its pages kept by what the record says. Raises DeadlineExceeded."""
+        await self._stream.wait_attached(ends_at_s, DeadlineExceeded)
 
     async def _wait_sealed(self) -> None:
         """A Seal that arrived after its pages were released would name pages that hold something else by then."""
