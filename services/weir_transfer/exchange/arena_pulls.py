@@ -61,7 +61,7 @@ class ArenaPulls:
         ends_at_s = time.monotonic() + longest_s
         memory = await self.memories.try_map(source.address, offer)
         if memory is not None:
-            confirm = _Confirming(source.stub, offer, asyncio.get_running_loop())
+            confirm = Confirming(source.stub, offer, asyncio.get_running_loop())
             return DirectPull(MappedMemory(memory, self.page_bytes), self.page_bytes, confirm, ends_at_s)
         if source.maps_memory:
             raise PullFailed("its memory cannot be mapped any more")
@@ -75,7 +75,7 @@ class ArenaPulls:
         )
 
 
-class _Confirming:
+class Confirming:
     """Asks the source, from a thread of a pull."""
 
     def __init__(
@@ -89,11 +89,19 @@ class _Confirming:
         self._loop = loop
 
     def __call__(self, timeout_s: float) -> bool:
-        asking = asyncio.run_coroutine_threadsafe(self._ask(min(timeout_s, _CONFIRMED_WITHIN_S)), self._loop)
+        """Also False where it cannot be asked: the channel is closed, or the loop, while a copy still ran."""
+        question = self._ask(min(timeout_s, _CONFIRMED_WITHIN_S))
+        try:
+            asking = asyncio.run_coroutine_threadsafe(question, self._loop)
+        except RuntimeError as error:
+            question.close()
+            _log.info("what was copied is not confirmed: %s", error)
+            return False
         try:
             return asking.result(_CONFIRMED_WITHIN_S + 1)
-        except TimeoutError:
+        except Exception as error:  # noqa: BLE001 -- nothing that is wrong with asking is a confirmation
             asking.cancel()
+            _log.info("what was copied is not confirmed: %s", str(error) or type(error).__name__)
             return False
 
     async def _ask(self, timeout_s: float) -> bool:

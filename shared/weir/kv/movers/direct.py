@@ -120,7 +120,7 @@ class DirectPull:
         try:
             while pages := self._take_all():
                 self._bring(pages)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 -- whatever a device raises: nobody waits for a thread that has ended
             self._fail(str(error) or type(error).__name__)
         finally:
             self._reader.close()
@@ -149,6 +149,9 @@ class DirectPull:
                 self._read(pages[first : first + self._reader.num_at_a_time])
             finally:
                 self._end()
+        with self._changed:
+            if self._problem is not None:
+                return
         if not self._confirm(max(0.0, self._deadline_s - time.monotonic())):
             raise ValueError("the offer has ended, or a page is not what was offered")
         with self._changed:

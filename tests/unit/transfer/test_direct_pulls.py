@@ -1,0 +1,90 @@
+"""A pull by reads of the source's memory ends at once, whatever it meets."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc.aio
+import pytest
+
+from weir.kv.memory.cuda import CudaDriverError
+from weir.kv.movers.direct import DirectPull
+from weir.kv.movers.pull import PullFailed, WantedPage
+from weir.kv.movers.source import NO_CHECKSUM
+from weir.wire.v1 import pages_pb2
+from weir_transfer.exchange.arena_pulls import Confirming
+
+_LONG_S = 60.0
+_WANTED = WantedPage(0, 0, NO_CHECKSUM, cast(Any, None), page_id=0)
+
+
+class _Reader:
+    """Reads nothing, or raises, once it may."""
+
+    num_at_a_time = 1
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self.may_end = threading.Event()
+        self.reads = threading.Event()
+        self.closed = threading.Event()
+
+    def read(self, pages: Sequence[WantedPage]) -> None:
+        self.reads.set()
+        assert self.may_end.wait(_LONG_S)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("error", [CudaDriverError("no such device"), RuntimeError("odd"), OSError("gone")])
+def test_what_a_read_raises_ends_the_pull(error: Exception) -> None:
+    reader = _Reader(error)
+    reader.may_end.set()
+    pull = DirectPull(reader, 8, lambda _: True, time.monotonic() + _LONG_S)
+    pull.want([_WANTED])
+    with pytest.raises(PullFailed, match=str(error)):
+        pull.wait()
+    assert reader.closed.wait(_LONG_S)
+
+
+def test_nothing_is_confirmed_for_a_pull_that_was_cancelled() -> None:
+    reader, confirmed = _Reader(), list[float]()
+
+    def confirm(timeout_s: float) -> bool:
+        confirmed.append(timeout_s)
+        return True
+
+    pull = DirectPull(reader, 8, confirm, time.monotonic() + _LONG_S)
+    pull.want([_WANTED])
+    assert reader.reads.wait(_LONG_S)
+    cancelling = threading.Thread(target=pull.cancel)
+    cancelling.start()
+    while pull._problem is None:
+        time.sleep(0.001)
+    reader.may_end.set()
+    cancelling.join()
+    assert reader.closed.wait(_LONG_S)
+    assert not confirmed
+
+
+@pytest.mark.parametrize("error", [grpc.aio.UsageError("Channel is closed."), asyncio.CancelledError()])
+async def test_a_source_that_cannot_be_asked_has_confirmed_nothing(error: BaseException) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    confirming = Confirming(
+        cast(Any, SimpleNamespace(Confirm=refuse)), pages_pb2.OfferResponse(), asyncio.get_running_loop()
+    )
+    assert not await asyncio.to_thread(confirming, 1.0)
+
+
+def test_a_loop_that_is_closed_has_confirmed_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    assert not Confirming(cast(Any, None), pages_pb2.OfferResponse(), loop)(1.0)
