@@ -24,13 +24,14 @@ _LEAST_STRIKES = 20
 """Of each kind, in all worlds."""
 _LEAST_FINISHED = 0.7
 """Of all requests; others met what happened, their deadline, or their client's leave. Measured: 0.73 to 0.76."""
-_LEAST_CROSSED = {"prefixes": 200, "sequences": 20, "pages": 800}
+_LEAST_CROSSED = {"prefixes": 100, "sequences": 8, "pages": 400}
 """Between hosts, in all worlds: transfers that were begun, and pages that came. Measured: 350, 56, 1,600."""
 _CUT_SEED = 6
 _CROSSING_SEEDS = {"prefix": 7, "sequence": 9}
 """Of small worlds in which one crosses."""
 
 
+@pytest.mark.timeout(900)
 def test_every_promise_is_kept_whatever_goes_wrong() -> None:
     ends_at_s, results = time.monotonic() + _SECONDS, list[Result]()
 

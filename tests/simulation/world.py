@@ -386,7 +386,7 @@ def _draw_hosts(shape: random.Random, plan: Plan) -> tuple[int, bool]:
     if plan.cut is not None:
         return (2, True) if plan.cut[0] in CROSSING_ROLES else (1, False)
     num_hosts = shape.choice((1, 1, 2, 2, 3))
-    return num_hosts, num_hosts > 1 and shape.random() < 0.85
+    return num_hosts, num_hosts > 1 and shape.random() < 0.5
 
 
 def _draw_placing(shape: random.Random, seed: int) -> PlacingLimits:
