@@ -57,6 +57,12 @@ def test_a_look_has_each_workers_tokens_steps_and_bounds() -> None:
         tick_of(before, Figures.parse(12.0, ["\n"]), view())
 
 
+def test_a_worker_that_is_drained_or_a_spare_is_not_looked_at() -> None:
+    drained = f"# TYPE weir_worker_is_drained gauge\nweir_worker_is_drained{{process=\"{ID}\",role=\"decode\"}} 1\n"
+    before, now = Figures.parse(10.0, [page(100)]), Figures.parse(12.0, [page(200) + drained])
+    assert [one.worker_id for one in tick_of(before, now, view()).workers] == ["prefill-0-00000000"]
+
+
 @pytest.mark.parametrize(
     ("toml", "values", "fixed"),
     [

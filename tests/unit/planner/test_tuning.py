@@ -137,6 +137,13 @@ def test_a_canary_that_goes_or_is_changed_by_others_ends_the_trial() -> None:
     assert world.run(1)[0].cause is Cause.LOST
 
 
+def test_one_of_the_rest_that_serves_no_more_ends_the_trial() -> None:
+    world = TuningWorld(2)
+    world.run(2)
+    world.ids = [one for one in IDS if one != world.steps[0].rest_ids[0]]
+    assert [step.cause for step in world.run(1)] == [Cause.LOST]
+
+
 def test_what_was_kept_and_is_worse_for_all_is_taken_back() -> None:
     world = TuningWorld(4)
     # A canary alone is fine; as soon as all have it, each is slow: they share something.

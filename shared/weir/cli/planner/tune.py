@@ -64,10 +64,11 @@ def fixed_bounds(view: SchedulingView, worker_id: str) -> frozenset[Bound]:
 
 
 def tick_of(before: Figures, now: Figures, view: SchedulingView) -> TuningTick:
-    """Of workers that both looks have. One that has changed its role has another id than its process, by which figures
-    are known, and is left out. Raises FiguresMissing."""
+    """Of workers that serve: those that are drained, and spares, do nothing whatever their bounds are. One that has
+    changed its role has another id than its process, by which figures are known, and is left out. Raises
+    FiguresMissing."""
     workers = []
-    for worker_id, role in _workers(now):
+    for worker_id, role in _workers(now.of_those_that_serve()):
         bounds = {bound: now.of_process(name, worker_id) for bound, name in _SHOWN_BOUNDS.items()}
         num_tokens, num_steps, busy_s = (
             sum(value for labels, value in now.grown(before, name).items() if ("process", worker_id) in labels)

@@ -76,11 +76,10 @@ class Trial:
         }
 
     def _is_in_force(self, tick: TuningTick) -> bool:
-        """The canaries are there, and once settled run under the value; a bound takes a moment to come to them."""
+        """All of both sides serve, and once settled the canaries run under the value; a bound takes a moment to come to
+        them."""
         bounds = {one.worker_id: one.bounds.get(self.knob.bound) for one in tick.workers}
-        if any(worker_id not in bounds for worker_id in self.canaries):
-            return False
-        if not any(worker_id in bounds for worker_id in self.rest):
+        if any(worker_id not in bounds for worker_id in (*self.canaries, *self.rest)):
             return False
         fixed = {one.worker_id for one in tick.workers if self.knob.bound in one.fixed}
         if fixed & set(self.canaries):
