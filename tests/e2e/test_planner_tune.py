@@ -3,6 +3,7 @@ one of them first, keeps it when that is better, and what it tries does not outl
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -69,7 +70,7 @@ class LiveTuner:
     def __init__(self, stack: Stack, pages: GatewayPages, client: SchedulingClient) -> None:
         self.lines: list[dict[str, Any]] = []
         log = DecisionLog(lambda line: self.lines.append(json.loads(line)), every_s=1.0, mode="tune")
-        self._loop = TuneLoop(pages, client, Tuner(SETTINGS), log, TICK_S, acts=True)
+        self._loop = TuneLoop(pages, client, Tuner(SETTINGS, random.Random(0)), log, TICK_S, acts=True)
         self._stack = stack
 
     async def until(self, event: str) -> dict[str, Any]:

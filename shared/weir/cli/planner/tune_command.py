@@ -1,5 +1,6 @@
 """`weir planner tune`: the command."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import NamedTuple
@@ -52,7 +53,7 @@ def tune_stack(
             settings = args.settings((lanes_s[0] or args.slos_s[0], lanes_s[1] or args.slos_s[1]))
             slos = {"ttft_slo_s": settings.ttft_slo_s, "itl_slo_s": settings.itl_slo_s}
             log.note("tune_begin", bounds=list(args.knobs), acts=acts, **slos)
-            loop = TuneLoop(pages, client, Tuner(settings), log, tick_s, acts=acts)
+            loop = TuneLoop(pages, client, Tuner(settings, random.Random()), log, tick_s, acts=acts)
             try:
                 run(loop.step)
             finally:

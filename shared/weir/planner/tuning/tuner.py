@@ -5,6 +5,7 @@ watch ── a symptom ──> trial ── better ──> check ── as good 
                                                check ── worse for all: the value before is kept again ──> watch
 """
 
+import random
 from dataclasses import dataclass, field
 
 from weir.planner.observation import Role
@@ -30,8 +31,10 @@ class _Check:
 class Tuner:
     """Whoever acts on a step says so (`begun`), or that it cannot be (`refused`); else nothing has happened."""
 
-    def __init__(self, settings: TunerSettings) -> None:
+    def __init__(self, settings: TunerSettings, source: random.Random) -> None:
+        """`source`: draws those that are compared in a window."""
         self._settings = settings
+        self._source = source
         self._searches = [KnobSearch(knob, settings) for knob in settings.knobs]
         self._window = TuningWindow()
         self._num_windows = 0
@@ -77,7 +80,8 @@ class Tuner:
         before, self._trial, self._check = self._trial, None, None
         if step.deed is Deed.TRY:
             self._num_trials += 1
-            self._trial = Trial(step.knob, step.value, step.was, step.worker_ids, step.rest_ids, self._settings)
+            sides = (step.worker_ids, step.rest_ids)
+            self._trial = Trial(step.knob, step.value, step.was, *sides, self._settings, self._source)
             return
         search = self._search_of(step)
         if step.cause is Cause.BETTER and before is not None:
