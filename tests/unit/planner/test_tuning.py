@@ -181,6 +181,14 @@ def test_what_was_kept_and_is_worse_for_all_is_taken_back() -> None:
     assert ("keep", 8) not in world.deeds[world.deeds.index(("keep", 4)) :]
 
 
+def test_what_was_kept_stays_when_less_is_asked_for() -> None:
+    world = TuningWorld(4)
+    while not world.deeds or world.deeds[-1][0] != "keep":
+        world.run(1)
+    world.demand = 1.0
+    assert world.run(20) == []
+
+
 def test_what_is_only_advised_or_refused_is_no_trial() -> None:
     world = TuningWorld(2)
     steps = world.run(5, acts=False)
