@@ -16,7 +16,7 @@ from weir.bus.configuration import (
     WorkerRules,
 )
 from weir.core.caps import NO_CAPS
-from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.errors import AlreadyExists, FieldViolation, InvalidRequest
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import change_limits, format_limits, parse_limits, try_value_of
@@ -104,9 +104,13 @@ class EffectiveLimits:
         *,
         is_trial: bool = False,
     ) -> tuple[LimitChange, ...]:
-        """As `change`, of bounds of workers: those that are kept, or tried in place of what was tried before. Without
-        `is_trial` nothing is tried any more. What says nothing new changes nothing, and () is returned."""
+        """As `change`, of bounds of workers: those that are kept, or tried for a while. Without `is_trial`
+        nothing is tried any more. What says nothing new changes nothing, and () is returned. Raises AlreadyExists for a
+        trial while another one goes on."""
         self._tuned.check_keys(changes, self._limits_with(self._overrides), is_trial=is_trial)
+        if is_trial and self._tuned.trial not in ({}, dict(changes)):
+            on_trial = ", ".join(f"{key} = {value}" for key, value in self._tuned.trial.items())
+            raise AlreadyExists("settings", f"{on_trial} is on trial; end that first, or wait until its lease is over")
         tuned = TunedLimits(self._tuned.kept if is_trial else self._tuned.kept | dict(changes))
         tuned.trial = dict(changes) if is_trial else {}
         return self._take_tuned(tuned, check)

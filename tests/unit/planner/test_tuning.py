@@ -170,6 +170,27 @@ def test_one_of_the_rest_that_serves_no_more_ends_the_trial() -> None:
     assert [step.cause for step in world.run(1)] == [Cause.LOST]
 
 
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_one_of_the_rest_that_others_change_ends_the_trial(is_fixed: bool) -> None:
+    world = TuningWorld(2)
+    world.run(2)
+    if is_fixed:
+        world.fixed = {world.steps[0].rest_ids[0]: 2}
+    else:
+        world.bounds[world.steps[0].rest_ids[0]] = 7
+    assert [step.cause for step in world.run(1)] == [Cause.LOST]
+
+
+def test_a_trial_that_others_have_ended_is_over_and_its_value_may_be_tried_again() -> None:
+    world = TuningWorld(2)
+    [first] = world.run(2)
+    world.tuner.lost()
+    world.bounds = dict.fromkeys(IDS, 2)
+    assert world.tuner.trial is None
+    again = world.run(3)[0]
+    assert (again.deed, again.value) == (Deed.TRY, first.value)
+
+
 def test_what_was_kept_and_is_worse_for_all_is_taken_back() -> None:
     world = TuningWorld(4)
     # A canary alone is fine; as soon as all have it, each is slow: they share something.

@@ -14,7 +14,7 @@ from tests.unit.scheduler.scripted import Stack, eventually
 from weir.bus.configuration import WORKERS_KEY, WorkerBounds, WorkerRules
 from weir.bus.in_memory import InMemoryHub
 from weir.client.scheduling import LimitChanged, SchedulingClient
-from weir.core.errors import InvalidRequest
+from weir.core.errors import AlreadyExists, InvalidRequest
 from weir.runtime.change_log import ChangeLog
 from weir.scheduling.limits import CoreLimits
 
@@ -69,11 +69,14 @@ async def test_the_next_scheduler_goes_on_with_what_was_kept_and_not_with_what_w
     await next_one.stop()
 
 
-async def test_keeping_ends_the_trial_and_a_new_trial_the_one_before(keeping: Keeping) -> None:
-    other = "workers.decode-1-00000000.max_num_seqs"
+@pytest.mark.parametrize("other", [(TRIED, "4"), ("workers.decode-1-00000000.max_num_seqs", "16")])
+async def test_keeping_ends_the_trial_and_while_it_goes_on_there_is_no_other(
+    keeping: Keeping, other: tuple[str, str]
+) -> None:
     await keeping.keeper.tune([(TRIED, "16")], anything, lease_s=60.0)
-    await keeping.keeper.tune([(other, "4")], anything, lease_s=60.0)
-    assert keeping.keeper.effective_limits.tuned.trial == {other: "4"}
+    with pytest.raises(AlreadyExists, match=f"{TRIED} = 16 is on trial; end that first"):
+        await keeping.keeper.tune([other], anything, lease_s=60.0)
+    assert keeping.keeper.effective_limits.tuned.trial == {TRIED: "16"}
     await keeping.keeper.tune([(KEPT, "4")], anything)
     assert await bounds(keeping) == (WorkerBounds("decode", 4),)
 

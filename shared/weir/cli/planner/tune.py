@@ -131,7 +131,7 @@ class TuneLoop:
             self._note_missing(str(problem))
             return
         self._missing = ""
-        self._renew()
+        self._renew(view)
         step = self._tuner.look(tick)
         if step is not None and self._acts:
             self._do(step)
@@ -148,9 +148,17 @@ class TuneLoop:
         except WeirError as error:
             self._log.note("tune_failed", deed="end", problem=error.message)
 
-    def _renew(self) -> None:
-        if self._tried is not None:
-            self._ask(self._tried)
+    def _renew(self, view: SchedulingView) -> None:
+        """Unless it is over: what an operator, a file or another tuner has ended does not come back."""
+        tried = self._tried
+        if tried is None:
+            return
+        if dict(view.trial) == _trial_of(tried):
+            self._ask(tried)
+            return
+        self._tried = None
+        self._tuner.lost()
+        self._log.note("tune_lost", value=tried.value, workers=list(tried.worker_ids), on_trial=dict(view.trial))
 
     def _do(self, step: TuningStep) -> None:
         if self._ask(step):
@@ -164,8 +172,7 @@ class TuneLoop:
         try:
             match step.deed:
                 case Deed.TRY:
-                    changes = {f"workers.{one}.{bound}": str(step.value) for one in step.worker_ids}
-                    self._client.try_limits(changes, lease_s=self._lease_s, reason=reason)
+                    self._client.try_limits(_trial_of(step), lease_s=self._lease_s, reason=reason)
                 case Deed.KEEP:
                     changes = {f"workers.{step.knob.role}.{bound}": str(step.value)}
                     self._client.keep_limits(changes, reason=reason)
@@ -192,3 +199,8 @@ class TuneLoop:
         if problem != self._missing:
             self._missing = problem
             self._log.note("missing", figure=problem)
+
+
+def _trial_of(step: TuningStep) -> dict[str, str]:
+    """As the scheduler has it."""
+    return {f"workers.{one}.{step.knob.bound}": str(step.value) for one in step.worker_ids}

@@ -79,13 +79,15 @@ class Trial:
         }
 
     def _is_in_force(self, tick: TuningTick) -> bool:
-        """All of both sides serve, and once settled the canaries run under the value; a bound takes a moment to come to
-        them."""
+        """All of both sides serve, the rest as before, and once settled the canaries run under the value; a bound takes
+        a moment to come to them."""
         bounds = {one.worker_id: one.bounds.get(self.knob.bound) for one in tick.workers}
         if any(worker_id not in bounds for worker_id in (*self.canaries, *self.rest)):
             return False
         fixed = {one.worker_id for one in tick.workers if self.knob.bound in one.fixed}
-        if fixed & set(self.canaries):
+        if not fixed.isdisjoint((*self.canaries, *self.rest)):
+            return False
+        if any(bounds[worker_id] != self.was for worker_id in self.rest):
             return False
         return not self._is_settled or all(bounds[worker_id] == self.value for worker_id in self.canaries)
 

@@ -106,6 +106,12 @@ class Tuner:
         self._window = TuningWindow()
         self._search_of(step).reject(step.value, self._num_windows)
 
+    def lost(self) -> None:
+        """Somebody else has ended the trial, which says nothing about its value."""
+        self._trial = None
+        self._window = TuningWindow()
+        self._num_left_out = self._settings.settle_windows
+
     def _try_begin(self, window: TuningWindow, tick: TuningTick) -> TuningStep | None:
         for search in self._searches:
             step = self._try_propose(search, window, tick)
