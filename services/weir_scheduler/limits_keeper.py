@@ -273,6 +273,9 @@ class LimitsKeeper:
         if changed:
             logger.info("limits tuned: %s", ", ".join(f"{one.key} = {one.now} (was {one.was})" for one in changed))
             self._check_done(await self._limits_changed())
+        else:  # an earlier call may have been told that it is not published yet, and to ask again
+            await self.publish()
+            self._check_done([key for key in self._unpublished() if key in _LIMITS_KEYS])
         return changed
 
     async def _end_overdue_trial(self) -> None:

@@ -13,8 +13,9 @@ from tests.unit.scheduler.scripted import Stack, eventually
 
 from weir.bus.configuration import WORKERS_KEY, WorkerBounds, WorkerRules
 from weir.bus.in_memory import InMemoryHub
+from weir.bus.protocol import BusUnavailable
 from weir.client.scheduling import LimitChanged, SchedulingClient
-from weir.core.errors import AlreadyExists, InvalidRequest
+from weir.core.errors import AlreadyExists, InvalidRequest, Unavailable
 from weir.runtime.change_log import ChangeLog
 from weir.scheduling.limits import CoreLimits
 
@@ -79,6 +80,23 @@ async def test_keeping_ends_the_trial_and_while_it_goes_on_there_is_no_other(
     assert keeping.keeper.effective_limits.tuned.trial == {TRIED: "16"}
     await keeping.keeper.tune([(KEPT, "4")], anything)
     assert await bounds(keeping) == (WorkerBounds("decode", 4),)
+
+
+@pytest.mark.parametrize("lease_s", [0.0, 60.0])
+async def test_what_is_asked_for_again_is_not_called_done_before_it_is_published(
+    keeping: Keeping, monkeypatch: pytest.MonkeyPatch, lease_s: float
+) -> None:
+    async def refuse(key: str, value: bytes, *, revision: int) -> int:
+        raise BusUnavailable("not now")
+
+    change = (TRIED, "16") if lease_s else (KEPT, "8")
+    with monkeypatch.context() as patched:
+        patched.setattr(keeping.bucket, "update", refuse)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="in force here, not published yet"):
+                await keeping.keeper.tune([change], anything, lease_s=lease_s)
+    assert await keeping.keeper.tune([change], anything, lease_s=lease_s) == ()
+    assert len(await bounds(keeping)) == 1
 
 
 @pytest.mark.parametrize("by_hand", [KEPT, "workers.decode-0.max_num_seqs", TRIED])
