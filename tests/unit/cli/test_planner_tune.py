@@ -164,3 +164,16 @@ def test_options_of_tuning_go_with_its_mode() -> None:
     ended = CliRunner().invoke(app, ["planner", "switch", "--apply"])
     assert ended.exit_code == 2
     assert "go with the mode tune" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--tick-s", "101"), "--tick-s 101: must be at most 100 with tune"),
+        (("--metrics-port", "9464"), "tune has no page of metrics"),
+    ],
+)
+def test_options_that_tuning_cannot_go_by_are_refused(options: tuple[str, str], words: str) -> None:
+    where = ("--gateway", "http://127.0.0.1:1", "--scheduler", "127.0.0.1:1", "--num-looks", "1")
+    ended = CliRunner().invoke(app, ["planner", "tune", "--tune", "decode.max_num_seqs=4,32", *where, *options])
+    assert (ended.exit_code, words in " ".join(ended.output.split())) == (2, True), ended.output

@@ -26,8 +26,8 @@ _TOKENS: Mapping[Role, str] = {
     "prefill": "weir_worker_prompt_tokens_computed_total",
 }
 _NUM_STEPS, _STEP_S = "weir_step_seconds_count", "weir_step_seconds_sum"
-_LEAST_LEASE_S, _LEASE_TICKS = 10.0, 6.0
-"""Of what is tried: several looks may fail before it ends."""
+_LEAST_LEASE_S, _LEASE_TICKS, _MOST_LEASE_S = 10.0, 6.0, 600.0
+"""Of what is tried: several looks may fail before it ends. No scheduler takes a longer one."""
 _MAX_REASON_CHARS = 400
 
 
@@ -40,6 +40,15 @@ def parse_knob(text: str) -> Knob:
         forms = f"one of {', '.join(get_args(Role))}, one of {', '.join(BOUNDS)}, and two whole numbers"
         raise ValueError(f"--tune {text!r}: must be ROLE.BOUND=LOW,HIGH: {forms}")
     return Knob(role, bound, int(parts[0]), int(parts[1]))
+
+
+def lease_s_of(tick_s: float) -> float:
+    """Of what is tried. Raises ValueError."""
+    lease_s = max(_LEAST_LEASE_S, _LEASE_TICKS * tick_s)
+    if lease_s > _MOST_LEASE_S:
+        most_s = _MOST_LEASE_S / _LEASE_TICKS
+        raise ValueError(f"--tick-s {tick_s:g}: must be at most {most_s:g} with tune: what is tried must be renewed")
+    return lease_s
 
 
 def slos_of_lanes(view: SchedulingView) -> tuple[float, float]:
@@ -106,12 +115,12 @@ class TuneLoop:
         *,
         acts: bool,
     ) -> None:
-        """Without `acts` it only says what it would try."""
+        """Without `acts` it only says what it would try. Raises ValueError for looks that are too rare."""
         self._pages = pages
         self._client = client
         self._tuner = tuner
         self._log = log
-        self._lease_s = max(_LEAST_LEASE_S, _LEASE_TICKS * tick_s)
+        self._lease_s = lease_s_of(tick_s)
         self._acts = acts
         self._before: Figures | None = None
         self._missing = ""
