@@ -85,17 +85,20 @@ class EffectiveLimits:
     def change(
         self, changes: Sequence[tuple[str, str]], check: Callable[[CoreLimits], None] = lambda limits: None
     ) -> tuple[LimitChange, ...]:
-        """(dotted key, value in TOML): all of them, or none. `check` raises InvalidRequest for what cannot be now."""
+        """(dotted key, value in TOML): all of them, or none; with a trial that ends by it. `check` raises
+        InvalidRequest for what cannot be now."""
         before, overrides = self.limits, self._overrides | dict(changes)
+        keys = [key for key, _ in changes]
         tuned = self._tuned
         if any(key.startswith("workers.") for key, _ in changes):
+            keys += [key for key in tuned.trial if key not in keys]
             tuned = TunedLimits(tuned.kept)  # nobody can judge a trial whose workers somebody else changes
         limits = self._limits_with(tuned.under(overrides))
         self._check_keepable(overrides, tuned)
         self._check_operators_stay(limits)
         check(limits)
         self.limits, self._overrides, self._tuned = limits, overrides, tuned
-        return _changed(before, limits, [key for key, _ in changes])
+        return changes_between(before, limits, keys)
 
     def tune(
         self,
@@ -130,7 +133,7 @@ class EffectiveLimits:
         check(limits)
         self.limits, self._tuned = limits, tuned
         keys = dict.fromkeys((*earlier.trial, *earlier.kept, *tuned.kept, *tuned.trial))
-        return tuple(one for one in _changed(before, limits, list(keys)) if one.was != one.now)
+        return tuple(one for one in changes_between(before, limits, list(keys)) if one.was != one.now)
 
     def choose_policy(self, text: str) -> None:
         self.policy = PolicySpec.parse(text)
@@ -208,7 +211,8 @@ class EffectiveLimits:
             raise InvalidRequest([FieldViolation("settings", problem)]) from error
 
 
-def _changed(before: CoreLimits, after: CoreLimits, keys: Sequence[str]) -> tuple[LimitChange, ...]:
+def changes_between(before: CoreLimits, after: CoreLimits, keys: Sequence[str]) -> tuple[LimitChange, ...]:
+    """Of these keys."""
     return tuple(LimitChange(key, try_value_of(before, key), try_value_of(after, key) or "") for key in keys)
 
 

@@ -193,6 +193,26 @@ async def test_a_trial_that_is_not_renewed_stands_there_too(stack: Stack, tmp_pa
     )
 
 
+async def test_what_an_operator_or_a_new_file_ends_stands_there_too(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    write(path, "")
+    stack.limits_file = str(path)
+    scheduler = await stack.add_scheduler()
+    async with Served(scheduler) as served:
+        with SchedulingClient(served.addresses) as client:
+            await served.call(lambda: client.keep_limits({KEPT: "8"}, reason="better"))
+            await served.call(lambda: client.try_limits({TRIED: "16"}, lease_s=60, reason="waiting"))
+            changed = await served.call(lambda: client.change_limits({"workers.prefill.max_num_seqs": "2"}))
+            assert LimitChanged(TRIED, "16", "") in changed
+            await served.call(lambda: client.try_limits({TRIED: "4"}, lease_s=60, reason="missed"))
+        write(path, "[workers.decode]\nmax_num_seqs = 3\n")
+        await eventually(lambda: scheduler.describe().metrics["limits_tuned"] == 0)
+    told = [(one["action"], one["object"], one.get("before"), one.get("after")) for one in logged(tmp_path)]
+    assert ("set limits", TRIED, "16", None) in told
+    assert told[-2:] == [("revert tuned limits", KEPT, "8", "3"), ("revert tuned limits", TRIED, "4", None)]
+    assert {one["reason"] for one in logged(tmp_path)[-2:]} == {"limits file changed"}
+
+
 @pytest.mark.parametrize(
     ("key", "value", "lease_s", "reason", "words"),
     [
