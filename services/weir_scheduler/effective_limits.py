@@ -16,7 +16,7 @@ from weir.bus.configuration import (
     WorkerRules,
 )
 from weir.core.caps import NO_CAPS
-from weir.core.errors import FieldViolation, InvalidRequest
+from weir.core.errors import AlreadyExists, FieldViolation, InvalidRequest
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import change_limits, format_limits, parse_limits, try_value_of
@@ -85,17 +85,20 @@ class EffectiveLimits:
     def change(
         self, changes: Sequence[tuple[str, str]], check: Callable[[CoreLimits], None] = lambda limits: None
     ) -> tuple[LimitChange, ...]:
-        """(dotted key, value in TOML): all of them, or none. `check` raises InvalidRequest for what cannot be now."""
+        """(dotted key, value in TOML): all of them, or none; with a trial that ends by it. `check` raises
+        InvalidRequest for what cannot be now."""
         before, overrides = self.limits, self._overrides | dict(changes)
+        keys = [key for key, _ in changes]
         tuned = self._tuned
         if any(key.startswith("workers.") for key, _ in changes):
+            keys += [key for key in tuned.trial if key not in keys]
             tuned = TunedLimits(tuned.kept)  # nobody can judge a trial whose workers somebody else changes
         limits = self._limits_with(tuned.under(overrides))
         self._check_keepable(overrides, tuned)
         self._check_operators_stay(limits)
         check(limits)
         self.limits, self._overrides, self._tuned = limits, overrides, tuned
-        return _changed(before, limits, [key for key, _ in changes])
+        return changes_between(before, limits, keys)
 
     def tune(
         self,
@@ -104,9 +107,13 @@ class EffectiveLimits:
         *,
         is_trial: bool = False,
     ) -> tuple[LimitChange, ...]:
-        """As `change`, of bounds of workers: those that are kept, or tried in place of what was tried before. Without
-        `is_trial` nothing is tried any more. What says nothing new changes nothing, and () is returned."""
+        """As `change`, of bounds of workers: those that are kept, or tried for a while. Without `is_trial`
+        nothing is tried any more. What says nothing new changes nothing, and () is returned. Raises AlreadyExists for a
+        trial while another one goes on."""
         self._tuned.check_keys(changes, self._limits_with(self._overrides), is_trial=is_trial)
+        if is_trial and self._tuned.trial not in ({}, dict(changes)):
+            on_trial = ", ".join(f"{key} = {value}" for key, value in self._tuned.trial.items())
+            raise AlreadyExists("settings", f"{on_trial} is on trial; end that first, or wait until its lease is over")
         tuned = TunedLimits(self._tuned.kept if is_trial else self._tuned.kept | dict(changes))
         tuned.trial = dict(changes) if is_trial else {}
         return self._take_tuned(tuned, check)
@@ -126,7 +133,7 @@ class EffectiveLimits:
         check(limits)
         self.limits, self._tuned = limits, tuned
         keys = dict.fromkeys((*earlier.trial, *earlier.kept, *tuned.kept, *tuned.trial))
-        return tuple(one for one in _changed(before, limits, list(keys)) if one.was != one.now)
+        return tuple(one for one in changes_between(before, limits, list(keys)) if one.was != one.now)
 
     def choose_policy(self, text: str) -> None:
         self.policy = PolicySpec.parse(text)
@@ -204,7 +211,8 @@ class EffectiveLimits:
             raise InvalidRequest([FieldViolation("settings", problem)]) from error
 
 
-def _changed(before: CoreLimits, after: CoreLimits, keys: Sequence[str]) -> tuple[LimitChange, ...]:
+def changes_between(before: CoreLimits, after: CoreLimits, keys: Sequence[str]) -> tuple[LimitChange, ...]:
+    """Of these keys."""
     return tuple(LimitChange(key, try_value_of(before, key), try_value_of(after, key) or "") for key in keys)
 
 

@@ -28,7 +28,7 @@ from weir.core.errors import FieldViolation, InvalidRequest, Unavailable
 from weir.runtime.change_log import Change, ChangeLog, Result, Told, new_correlation_id, outcome_of
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.limits_file import MAX_FILE_BYTES
-from weir_scheduler.effective_limits import EffectiveLimits, LimitChange
+from weir_scheduler.effective_limits import EffectiveLimits, LimitChange, changes_between
 
 logger = logging.getLogger(__name__)
 
@@ -254,6 +254,7 @@ class LimitsKeeper:
         if self._source is None:
             return
         before = self._effective_limits.file_digest[:_SHOWN_DIGITS]
+        limits, tuned = self._effective_limits.limits, self._effective_limits.tuned
         try:
             text = await self._source.try_read_changed()
             if text is None:
@@ -267,12 +268,18 @@ class LimitsKeeper:
             self._num_reloads += 1
             logger.info("limits file %s: in force", self._source.path)
             self._tell("done", before)
+            keys = list(dict.fromkeys((*tuned.kept, *tuned.trial)))
+            ended = changes_between(limits, self._effective_limits.limits, keys)
+            self._tell_tuned("file", "revert tuned limits", ended, "limits file changed")
             await self._limits_changed()
 
     async def _tuned(self, changed: tuple[LimitChange, ...]) -> tuple[LimitChange, ...]:
         if changed:
             logger.info("limits tuned: %s", ", ".join(f"{one.key} = {one.now} (was {one.was})" for one in changed))
             self._check_done(await self._limits_changed())
+        else:  # an earlier call may have been told that it is not published yet, and to ask again
+            await self.publish()
+            self._check_done([key for key in self._unpublished() if key in _LIMITS_KEYS])
         return changed
 
     async def _end_overdue_trial(self) -> None:
@@ -281,10 +288,14 @@ class LimitsKeeper:
             return
         changed = self._effective_limits.tune(())
         logger.warning("limits on trial were not renewed in time, and are taken back")
-        if self._changes is not None:
-            told = [Told(one.key, one.was or "", one.now, "not renewed in time") for one in changed]
-            self._changes.write_all("lease", "end trial", told, new_correlation_id())
+        self._tell_tuned("lease", "end trial", changed, "not renewed in time")
         await self._limits_changed()
+
+    def _tell_tuned(self, actor: str, action: str, changed: Sequence[LimitChange], reason: str) -> None:
+        """Of what no call has ended."""
+        if self._changes is not None:
+            told = [Told(one.key, one.was or "", one.now, reason) for one in changed]
+            self._changes.write_all(actor, action, told, new_correlation_id())
 
     def _tell(self, result: Result, before: str = "", reason: str = "") -> None:
         """Of the file, whose change is known by its digest."""

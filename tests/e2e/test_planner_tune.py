@@ -3,6 +3,7 @@ one of them first, keeps it when that is better, and what it tries does not outl
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -26,6 +27,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 NUM_CLIENTS = 12
 LONG_S = 200.0
 TICK_S = 1.0
+LEASE_TICK_S = 5.0
+"""What the lease is reckoned by: what is tried is still there when looks come late."""
 BOUND = "workers.decode.max_num_seqs"
 KNOB = "decode.max_num_seqs=2,8"
 SETTINGS = TunerSettings(
@@ -69,7 +72,7 @@ class LiveTuner:
     def __init__(self, stack: Stack, pages: GatewayPages, client: SchedulingClient) -> None:
         self.lines: list[dict[str, Any]] = []
         log = DecisionLog(lambda line: self.lines.append(json.loads(line)), every_s=1.0, mode="tune")
-        self._loop = TuneLoop(pages, client, Tuner(SETTINGS), log, TICK_S, acts=True)
+        self._loop = TuneLoop(pages, client, Tuner(SETTINGS, random.Random(0)), log, LEASE_TICK_S, acts=True)
         self._stack = stack
 
     async def until(self, event: str) -> dict[str, Any]:
@@ -107,7 +110,7 @@ async def test_a_bound_that_is_too_low_is_raised_on_a_canary_then_on_all_and_a_d
             in_force = dict(client.describe().tuned)
             # From here on nobody looks: the tuner is dead.
             await asyncio.to_thread(
-                wait_until, lambda: not client.describe().trial, timeout_s=60, what="the lease ends"
+                wait_until, lambda: not client.describe().trial, timeout_s=90, what="the lease ends"
             )
         finally:
             answers.end()
@@ -143,5 +146,6 @@ def advice(stack: Stack) -> dict[str, Any]:
     assert ended.returncode == 0, ended.stderr
     begun, *told = lines_of(ended.stdout)
     assert (begun["event"], begun["acts"]) == ("tune_begin", False)
-    assert {one["event"] for one in told} == {"tune_advice"}, told
-    return told[0]
+    advised = [one for one in told if one["event"] == "tune_advice"]
+    assert advised, told
+    return advised[0]

@@ -5,6 +5,7 @@ they do on fast ones with many more.
 """
 
 import json
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -157,7 +158,7 @@ class _Recorder:
     """Implements `weir.sim.tuning.TuningController`: the tuner, and what came of it."""
 
     def __init__(self, load: TuningLoad) -> None:
-        self._tuner = Tuner(load.settings)
+        self._tuner = Tuner(load.settings, random.Random(0))
         self._load = load
         self.value = load.start
         self.kept_at_s = 0.0

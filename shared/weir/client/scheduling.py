@@ -88,7 +88,7 @@ class SchedulingClient:
 
     def try_limits(self, changes: Mapping[str, str], *, lease_s: float, reason: str) -> tuple[LimitChanged, ...]:
         """Of workers by their ids: for `lease_s`, and for as long again each time that the same is asked for. Raises
-        InvalidRequest for what an operator has set by hand."""
+        InvalidRequest for what an operator has set by hand, AlreadyExists while something else is tried."""
         return self._tune(scheduling_pb2.TUNING_DEED_TRY, changes, reason, lease_s)
 
     def keep_limits(self, changes: Mapping[str, str], *, reason: str) -> tuple[LimitChanged, ...]:

@@ -1,13 +1,19 @@
 """What `weir planner tune` reads from pages of metrics and from the limits in force."""
 
+import json
+import random
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
 from weir.cli.app import app
 from weir.cli.planner.figures import Figures, FiguresMissing
-from weir.cli.planner.tune import fixed_bounds, parse_knob, slos_of_lanes, tick_of
+from weir.cli.planner.page import DecisionLog
+from weir.cli.planner.tune import TuneLoop, fixed_bounds, parse_knob, slos_of_lanes, tick_of
 from weir.client.scheduling import SchedulingView
-from weir.planner.tuning.settings import Knob
+from weir.planner.tuning.settings import Knob, TunerSettings
+from weir.planner.tuning.tuner import Tuner
 
 ID = "decode-0-1a2b3c4d"
 
@@ -55,6 +61,12 @@ def test_a_look_has_each_workers_tokens_steps_and_bounds() -> None:
     assert (prefill.role, prefill.num_steps, dict(prefill.bounds)) == ("prefill", 0, {"max_num_seqs": 4})
     with pytest.raises(FiguresMissing, match="weir_scheduler_requests_queued"):
         tick_of(before, Figures.parse(12.0, ["\n"]), view())
+
+
+def test_a_worker_that_is_drained_or_a_spare_is_not_looked_at() -> None:
+    drained = f'# TYPE weir_worker_is_drained gauge\nweir_worker_is_drained{{process="{ID}",role="decode"}} 1\n'
+    before, now = Figures.parse(10.0, [page(100)]), Figures.parse(12.0, [page(200) + drained])
+    assert [one.worker_id for one in tick_of(before, now, view()).workers] == ["prefill-0-00000000"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +118,62 @@ def test_a_knob_is_a_bound_of_a_role_and_two_numbers() -> None:
             parse_knob(text)
 
 
+class Scripted:
+    """Pages of two decode workers before which requests wait, and a scheduler of which one can end what is tried."""
+
+    def __init__(self) -> None:
+        self.trial: dict[str, str] = {}
+        self.num_asked = 0
+        self.num_looks = 0
+        self.lines: list[dict[str, Any]] = []
+        settings = TunerSettings((parse_knob("decode.max_num_seqs=2,16"),), 2.0, 0.2, window_s=2.0)
+        log = DecisionLog(lambda line: self.lines.append(json.loads(line)), every_s=1.0, mode="tune")
+        itself: Any = self
+        self.loop = TuneLoop(itself, itself, Tuner(settings, random.Random(0)), log, 2.0, acts=True)
+
+    def read(self) -> Figures:
+        self.num_looks += 1
+        one = page(100 * self.num_looks)
+        return Figures.parse(2.0 * self.num_looks, [one, one.replace(ID, "decode-1-00000000")])
+
+    def describe(self) -> SchedulingView:
+        return view(trial=self.trial)
+
+    def try_limits(self, changes: dict[str, str], **_: object) -> None:
+        self.num_asked += 1
+        self.trial = dict(changes)
+
+
+def test_what_is_tried_is_renewed_until_somebody_else_has_ended_it() -> None:
+    scripted = Scripted()
+    for _ in range(3):
+        scripted.loop.step()
+    tried = {"workers.decode-0-1a2b3c4d.max_num_seqs": "16"}
+    assert (scripted.trial, scripted.num_asked) == (tried, 2)
+    for ended in ({}, {"workers.decode-1-00000000.max_num_seqs": "4"}):
+        scripted.trial, scripted.num_asked = dict(ended), 0
+        scripted.loop.step()
+        assert (scripted.trial, scripted.num_asked) == (ended, 0)
+        assert scripted.lines[-1]["event"] == "tune_lost"
+        scripted.loop.step()
+        scripted.loop.step()
+        assert scripted.lines[-1]["event"] == "tune_try", "another trial, later"
+
+
 def test_options_of_tuning_go_with_its_mode() -> None:
     ended = CliRunner().invoke(app, ["planner", "switch", "--apply"])
     assert ended.exit_code == 2
     assert "go with the mode tune" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--tick-s", "101"), "--tick-s 101: must be at most 100 with tune"),
+        (("--metrics-port", "9464"), "tune has no page of metrics"),
+    ],
+)
+def test_options_that_tuning_cannot_go_by_are_refused(options: tuple[str, str], words: str) -> None:
+    where = ("--gateway", "http://127.0.0.1:1", "--scheduler", "127.0.0.1:1", "--num-looks", "1")
+    ended = CliRunner().invoke(app, ["planner", "tune", "--tune", "decode.max_num_seqs=4,32", *where, *options])
+    assert (ended.exit_code, words in " ".join(ended.output.split())) == (2, True), ended.output

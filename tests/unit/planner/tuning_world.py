@@ -22,7 +22,7 @@ class TuningWorld:
     """As many requests as workers take, unless `demand` says how many each would run."""
 
     start: int
-    tuner: Tuner = field(default_factory=lambda: Tuner(SETTINGS))
+    tuner: Tuner = field(default_factory=lambda: Tuner(SETTINGS, random.Random(0)))
     ids: Sequence[str] = IDS
     seed: int = 0
     noise: float = 0.05

@@ -13,8 +13,9 @@ from tests.unit.scheduler.scripted import Stack, eventually
 
 from weir.bus.configuration import WORKERS_KEY, WorkerBounds, WorkerRules
 from weir.bus.in_memory import InMemoryHub
+from weir.bus.protocol import BusUnavailable
 from weir.client.scheduling import LimitChanged, SchedulingClient
-from weir.core.errors import InvalidRequest
+from weir.core.errors import AlreadyExists, InvalidRequest, Unavailable
 from weir.runtime.change_log import ChangeLog
 from weir.scheduling.limits import CoreLimits
 
@@ -69,13 +70,33 @@ async def test_the_next_scheduler_goes_on_with_what_was_kept_and_not_with_what_w
     await next_one.stop()
 
 
-async def test_keeping_ends_the_trial_and_a_new_trial_the_one_before(keeping: Keeping) -> None:
-    other = "workers.decode-1-00000000.max_num_seqs"
+@pytest.mark.parametrize("other", [(TRIED, "4"), ("workers.decode-1-00000000.max_num_seqs", "16")])
+async def test_keeping_ends_the_trial_and_while_it_goes_on_there_is_no_other(
+    keeping: Keeping, other: tuple[str, str]
+) -> None:
     await keeping.keeper.tune([(TRIED, "16")], anything, lease_s=60.0)
-    await keeping.keeper.tune([(other, "4")], anything, lease_s=60.0)
-    assert keeping.keeper.effective_limits.tuned.trial == {other: "4"}
+    with pytest.raises(AlreadyExists, match=f"{TRIED} = 16 is on trial; end that first"):
+        await keeping.keeper.tune([other], anything, lease_s=60.0)
+    assert keeping.keeper.effective_limits.tuned.trial == {TRIED: "16"}
     await keeping.keeper.tune([(KEPT, "4")], anything)
     assert await bounds(keeping) == (WorkerBounds("decode", 4),)
+
+
+@pytest.mark.parametrize("lease_s", [0.0, 60.0])
+async def test_what_is_asked_for_again_is_not_called_done_before_it_is_published(
+    keeping: Keeping, monkeypatch: pytest.MonkeyPatch, lease_s: float
+) -> None:
+    async def refuse(key: str, value: bytes, *, revision: int) -> int:
+        raise BusUnavailable("not now")
+
+    change = (TRIED, "16") if lease_s else (KEPT, "8")
+    with monkeypatch.context() as patched:
+        patched.setattr(keeping.bucket, "update", refuse)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="in force here, not published yet"):
+                await keeping.keeper.tune([change], anything, lease_s=lease_s)
+    assert await keeping.keeper.tune([change], anything, lease_s=lease_s) == ()
+    assert len(await bounds(keeping)) == 1
 
 
 @pytest.mark.parametrize("by_hand", [KEPT, "workers.decode-0.max_num_seqs", TRIED])
@@ -170,6 +191,26 @@ async def test_a_trial_that_is_not_renewed_stands_there_too(stack: Stack, tmp_pa
         "16",
         "not renewed in time",
     )
+
+
+async def test_what_an_operator_or_a_new_file_ends_stands_there_too(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    write(path, "")
+    stack.limits_file = str(path)
+    scheduler = await stack.add_scheduler()
+    async with Served(scheduler) as served:
+        with SchedulingClient(served.addresses) as client:
+            await served.call(lambda: client.keep_limits({KEPT: "8"}, reason="better"))
+            await served.call(lambda: client.try_limits({TRIED: "16"}, lease_s=60, reason="waiting"))
+            changed = await served.call(lambda: client.change_limits({"workers.prefill.max_num_seqs": "2"}))
+            assert LimitChanged(TRIED, "16", "") in changed
+            await served.call(lambda: client.try_limits({TRIED: "4"}, lease_s=60, reason="missed"))
+        write(path, "[workers.decode]\nmax_num_seqs = 3\n")
+        await eventually(lambda: scheduler.describe().metrics["limits_tuned"] == 0)
+    told = [(one["action"], one["object"], one.get("before"), one.get("after")) for one in logged(tmp_path)]
+    assert ("set limits", TRIED, "16", None) in told
+    assert told[-2:] == [("revert tuned limits", KEPT, "8", "3"), ("revert tuned limits", TRIED, "4", None)]
+    assert {one["reason"] for one in logged(tmp_path)[-2:]} == {"limits file changed"}
 
 
 @pytest.mark.parametrize(

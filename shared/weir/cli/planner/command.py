@@ -86,6 +86,8 @@ def planner(
     weir planner tune --revert
     """
     if mode == "tune":
+        if metrics_port:
+            fail("--metrics-port: tune has no page of metrics; it says its steps as lines of JSON", code=EXIT_USAGE)
         from weir.cli.planner.tune_command import TuneArgs, revert_tuned, tune_stack
 
         schedulers = find_schedulers(scheduler, admin_key, instance, grpc_port, runtime_dir)

@@ -26,8 +26,8 @@ _TOKENS: Mapping[Role, str] = {
     "prefill": "weir_worker_prompt_tokens_computed_total",
 }
 _NUM_STEPS, _STEP_S = "weir_step_seconds_count", "weir_step_seconds_sum"
-_LEAST_LEASE_S, _LEASE_TICKS = 10.0, 6.0
-"""Of what is tried: several looks may fail before it ends."""
+_LEAST_LEASE_S, _LEASE_TICKS, _MOST_LEASE_S = 10.0, 6.0, 600.0
+"""Of what is tried: several looks may fail before it ends. No scheduler takes a longer one."""
 _MAX_REASON_CHARS = 400
 
 
@@ -40,6 +40,15 @@ def parse_knob(text: str) -> Knob:
         forms = f"one of {', '.join(get_args(Role))}, one of {', '.join(BOUNDS)}, and two whole numbers"
         raise ValueError(f"--tune {text!r}: must be ROLE.BOUND=LOW,HIGH: {forms}")
     return Knob(role, bound, int(parts[0]), int(parts[1]))
+
+
+def lease_s_of(tick_s: float) -> float:
+    """Of what is tried. Raises ValueError."""
+    lease_s = max(_LEAST_LEASE_S, _LEASE_TICKS * tick_s)
+    if lease_s > _MOST_LEASE_S:
+        most_s = _MOST_LEASE_S / _LEASE_TICKS
+        raise ValueError(f"--tick-s {tick_s:g}: must be at most {most_s:g} with tune: what is tried must be renewed")
+    return lease_s
 
 
 def slos_of_lanes(view: SchedulingView) -> tuple[float, float]:
@@ -64,10 +73,11 @@ def fixed_bounds(view: SchedulingView, worker_id: str) -> frozenset[Bound]:
 
 
 def tick_of(before: Figures, now: Figures, view: SchedulingView) -> TuningTick:
-    """Of workers that both looks have. One that has changed its role has another id than its process, by which figures
-    are known, and is left out. Raises FiguresMissing."""
+    """Of workers that serve: those that are drained, and spares, do nothing whatever their bounds are. One that has
+    changed its role has another id than its process, by which figures are known, and is left out. Raises
+    FiguresMissing."""
     workers = []
-    for worker_id, role in _workers(now):
+    for worker_id, role in _workers(now.of_those_that_serve()):
         bounds = {bound: now.of_process(name, worker_id) for bound, name in _SHOWN_BOUNDS.items()}
         num_tokens, num_steps, busy_s = (
             sum(value for labels, value in now.grown(before, name).items() if ("process", worker_id) in labels)
@@ -105,12 +115,12 @@ class TuneLoop:
         *,
         acts: bool,
     ) -> None:
-        """Without `acts` it only says what it would try."""
+        """Without `acts` it only says what it would try. Raises ValueError for looks that are too rare."""
         self._pages = pages
         self._client = client
         self._tuner = tuner
         self._log = log
-        self._lease_s = max(_LEAST_LEASE_S, _LEASE_TICKS * tick_s)
+        self._lease_s = lease_s_of(tick_s)
         self._acts = acts
         self._before: Figures | None = None
         self._missing = ""
@@ -130,7 +140,7 @@ class TuneLoop:
             self._note_missing(str(problem))
             return
         self._missing = ""
-        self._renew()
+        self._renew(view)
         step = self._tuner.look(tick)
         if step is not None and self._acts:
             self._do(step)
@@ -147,9 +157,17 @@ class TuneLoop:
         except WeirError as error:
             self._log.note("tune_failed", deed="end", problem=error.message)
 
-    def _renew(self) -> None:
-        if self._tried is not None:
-            self._ask(self._tried)
+    def _renew(self, view: SchedulingView) -> None:
+        """Unless it is over: what an operator, a file or another tuner has ended does not come back."""
+        tried = self._tried
+        if tried is None:
+            return
+        if dict(view.trial) == _trial_of(tried):
+            self._ask(tried)
+            return
+        self._tried = None
+        self._tuner.lost()
+        self._log.note("tune_lost", value=tried.value, workers=list(tried.worker_ids), on_trial=dict(view.trial))
 
     def _do(self, step: TuningStep) -> None:
         if self._ask(step):
@@ -163,8 +181,7 @@ class TuneLoop:
         try:
             match step.deed:
                 case Deed.TRY:
-                    changes = {f"workers.{one}.{bound}": str(step.value) for one in step.worker_ids}
-                    self._client.try_limits(changes, lease_s=self._lease_s, reason=reason)
+                    self._client.try_limits(_trial_of(step), lease_s=self._lease_s, reason=reason)
                 case Deed.KEEP:
                     changes = {f"workers.{step.knob.role}.{bound}": str(step.value)}
                     self._client.keep_limits(changes, reason=reason)
@@ -191,3 +208,8 @@ class TuneLoop:
         if problem != self._missing:
             self._missing = problem
             self._log.note("missing", figure=problem)
+
+
+def _trial_of(step: TuningStep) -> dict[str, str]:
+    """As the scheduler has it."""
+    return {f"workers.{one}.{step.knob.bound}": str(step.value) for one in step.worker_ids}

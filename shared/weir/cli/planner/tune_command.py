@@ -1,5 +1,6 @@
 """`weir planner tune`: the command."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 from weir.cli import EXIT_USAGE
 from weir.cli.console import error_line, fail, stderr
 from weir.cli.planner.page import DecisionLog
-from weir.cli.planner.tune import TuneLoop, parse_knob, slos_of_lanes
+from weir.cli.planner.tune import TuneLoop, lease_s_of, parse_knob, slos_of_lanes
 from weir.cli.planner.watch import GatewayPages
 from weir.cli.scheduling import FoundSchedulers
 from weir.client.scheduling import SchedulingClient
@@ -47,12 +48,13 @@ def tune_stack(
     log = DecisionLog(write, every_s=args.window_s, mode="tune")
     try:
         args.settings(args.slos_s)
+        lease_s_of(tick_s)
         with _scheduling(args.schedulers) as client, closing(GatewayPages(args.urls, args.api_key)) as pages:
             lanes_s = slos_of_lanes(client.describe())
             settings = args.settings((lanes_s[0] or args.slos_s[0], lanes_s[1] or args.slos_s[1]))
             slos = {"ttft_slo_s": settings.ttft_slo_s, "itl_slo_s": settings.itl_slo_s}
             log.note("tune_begin", bounds=list(args.knobs), acts=acts, **slos)
-            loop = TuneLoop(pages, client, Tuner(settings), log, tick_s, acts=acts)
+            loop = TuneLoop(pages, client, Tuner(settings, random.Random()), log, tick_s, acts=acts)
             try:
                 run(loop.step)
             finally:

@@ -1,10 +1,11 @@
 """A sequential test with a stated error: whether what the canaries do is better than what the rest does, or worse.
 
 x_1, x_2, … are relative differences of windows, in [-1, 1]. Were there no difference, each would be as likely as its
-negative, so that for any a, E[exp(a x) / cosh(a x)] = 1 whatever their spread; the product over windows is a martingale
-that begins at 1, and by Ville's inequality it ever reaches 1/error with a probability of at most `error` (de la Peña,
-1999, for symmetric sums). So one may look after each window, and stop when one likes. The mean of several a is such a
-product too, and saves choosing one: a large one counts signs, a small one weighs.
+negative, whatever came before: so it is for two sides of as many workers that are alike, and to which nothing happens
+that lasts longer than a window. Then for any a, E[exp(a x) / cosh(a x)] = 1 whatever their spread; the product over
+windows is a martingale that begins at 1, and by Ville's inequality it ever reaches 1/error with a probability of at
+most `error` (de la Peña, 1999, for symmetric sums). So one may look after each window, and stop when one likes. The
+mean of several a is such a product too, and saves choosing one: a large one counts signs, a small one weighs.
 """
 
 import math

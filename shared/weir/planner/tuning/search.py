@@ -8,7 +8,7 @@ from weir.planner.tuning.settings import Knob, TunerSettings
 from weir.planner.tuning.steps import Cause
 
 _FACTORS = (2.0, 2.0**0.5, 2.0**0.25)
-_WAITING_SHARE = 0.5
+WAITING_SHARE = 0.5
 """Of the looks of a window."""
 
 
@@ -29,7 +29,7 @@ class KnobSearch:
     ) -> tuple[int, Cause] | None:
         """None: all is as it should be, or nothing is left to try. `seen`: of all workers of the role."""
         is_missed = seen.met_share < self._settings.target and seen.num_tokens > 0
-        is_waiting = waiting_share > _WAITING_SHARE
+        is_waiting = waiting_share > WAITING_SHARE
         wishes: list[tuple[int, Cause]] = []
         if is_missed:
             wishes += [(value, Cause.MISSED) for value in self._below(current, seen.num_running)]

@@ -37,7 +37,7 @@ class Cause(StrEnum):
     RELAPSE = "relapse"
     """What was kept is worse for all than what was before."""
     LOST = "lost"
-    """A canary has gone, or runs under another bound: somebody else has changed it."""
+    """One of either side serves no more, or runs under another bound: somebody else has changed it."""
 
 
 @dataclass(frozen=True, slots=True)

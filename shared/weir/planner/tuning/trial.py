@@ -1,5 +1,6 @@
 """One value of a bound on canaries, judged window by window beside the rest."""
 
+import random
 from collections.abc import Mapping
 
 from weir.planner.tuning.evidence import SignedEvidence
@@ -16,7 +17,7 @@ _MOST_SILENT = 3
 
 
 class Trial:
-    """`was`: what the rest run under."""
+    """`was`: what the rest run under. `source`: draws who is compared."""
 
     def __init__(
         self,
@@ -26,6 +27,7 @@ class Trial:
         canaries: tuple[str, ...],
         rest: tuple[str, ...],
         settings: TunerSettings,
+        source: random.Random,
     ) -> None:
         self.knob = knob
         self.value = value
@@ -33,6 +35,7 @@ class Trial:
         self.canaries = canaries
         self.rest = rest
         self._settings = settings
+        self._source = source
         self._evidence = SignedEvidence(settings.max_error)
         self._window = TuningWindow()
         self._num_windows = 0
@@ -76,14 +79,15 @@ class Trial:
         }
 
     def _is_in_force(self, tick: TuningTick) -> bool:
-        """The canaries are there, and once settled run under the value; a bound takes a moment to come to them."""
+        """All of both sides serve, the rest as before, and once settled the canaries run under the value; a bound takes
+        a moment to come to them."""
         bounds = {one.worker_id: one.bounds.get(self.knob.bound) for one in tick.workers}
-        if any(worker_id not in bounds for worker_id in self.canaries):
-            return False
-        if not any(worker_id in bounds for worker_id in self.rest):
+        if any(worker_id not in bounds for worker_id in (*self.canaries, *self.rest)):
             return False
         fixed = {one.worker_id for one in tick.workers if self.knob.bound in one.fixed}
-        if fixed & set(self.canaries):
+        if not fixed.isdisjoint((*self.canaries, *self.rest)):
+            return False
+        if any(bounds[worker_id] != self.was for worker_id in self.rest):
             return False
         return not self._is_settled or all(bounds[worker_id] == self.value for worker_id in self.canaries)
 
@@ -100,12 +104,13 @@ class Trial:
     def _judge(self, window: TuningWindow) -> Cause | None:
         self._num_windows += 1
         slo_s = self._settings.slo_s(self.knob.role)
-        own, others = window.side(self.canaries, slo_s), window.side(self.rest, slo_s)
-        if min(own.num_tokens, others.num_tokens) < self._settings.min_tokens:
+        one, other = self._compared(window, slo_s)
+        if min(one.num_tokens, other.num_tokens) < self._settings.min_tokens:
             return Cause.UNDECIDED if self._num_windows >= _MOST_SILENT * self._settings.max_windows else None
+        own, others = window.side(self.canaries, slo_s), window.side(self.rest, slo_s)
         self._own.append(own)
         self._others.append(others)
-        self._evidence.add(relative_difference(own.score_a_s, others.score_a_s))
+        self._evidence.add(relative_difference(one.score_a_s, other.score_a_s))
         is_harmed = own.score_a_s < _HARM_SHARE * others.score_a_s
         self._num_harmed = self._num_harmed + 1 if is_harmed else 0
         match self._evidence.verdict:
@@ -117,6 +122,13 @@ class Trial:
                 if self._num_harmed >= _HARM_WINDOWS:
                     return Cause.HARM
                 return Cause.UNDECIDED if self._evidence.num_windows >= self._settings.max_windows else None
+
+    def _compared(self, window: TuningWindow, slo_s: float) -> tuple[SideScore, SideScore]:
+        """As many canaries as others: beside the mean of more of them, one that stalls now and then would more often be
+        above it than below, and no bound would be needed for that."""
+        num = min(len(self.canaries), len(self.rest))
+        one, other = (self._source.sample(ids, num) for ids in (self.canaries, self.rest))
+        return window.side(one, slo_s), window.side(other, slo_s)
 
 
 def mean_score(scores: list[SideScore]) -> SideScore:

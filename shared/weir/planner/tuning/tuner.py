@@ -5,17 +5,18 @@ watch ── a symptom ──> trial ── better ──> check ── as good 
                                                check ── worse for all: the value before is kept again ──> watch
 """
 
+import random
 from dataclasses import dataclass, field
 
 from weir.planner.observation import Role
 from weir.planner.tuning.observation import SideScore, TuningTick, TuningWindow, WorkerTick
-from weir.planner.tuning.search import KnobSearch
+from weir.planner.tuning.search import WAITING_SHARE, KnobSearch
 from weir.planner.tuning.settings import Bound, TunerSettings
 from weir.planner.tuning.steps import Cause, Deed, TuningStep
 from weir.planner.tuning.trial import Trial, mean_score
 
 _RELAPSE_SHARE = 0.8
-"""Of the score before: below it, while no more comes in time than did, a value is not kept."""
+"""Of the score before: below it, while requests wait, or more comes too late than did, a value is not kept."""
 
 
 @dataclass(slots=True)
@@ -25,13 +26,23 @@ class _Check:
     step: TuningStep
     before: SideScore
     scores: list[SideScore] = field(default_factory=list)
+    waiting_shares: list[float] = field(default_factory=list)
+
+    def is_relapse(self, after: SideScore, target: float) -> bool:
+        """Less is done, and not since less is asked for."""
+        is_missed = after.met_share < min(self.before.met_share, target)
+        is_waiting = sum(self.waiting_shares) > WAITING_SHARE * len(self.waiting_shares)
+        is_short = is_missed or (is_waiting and after.met_share <= self.before.met_share)
+        return is_short and after.score_a_s < _RELAPSE_SHARE * self.before.score_a_s
 
 
 class Tuner:
     """Whoever acts on a step says so (`begun`), or that it cannot be (`refused`); else nothing has happened."""
 
-    def __init__(self, settings: TunerSettings) -> None:
+    def __init__(self, settings: TunerSettings, source: random.Random) -> None:
+        """`source`: draws those that are compared in a window."""
         self._settings = settings
+        self._source = source
         self._searches = [KnobSearch(knob, settings) for knob in settings.knobs]
         self._window = TuningWindow()
         self._num_windows = 0
@@ -77,7 +88,8 @@ class Tuner:
         before, self._trial, self._check = self._trial, None, None
         if step.deed is Deed.TRY:
             self._num_trials += 1
-            self._trial = Trial(step.knob, step.value, step.was, step.worker_ids, step.rest_ids, self._settings)
+            sides = (step.worker_ids, step.rest_ids)
+            self._trial = Trial(step.knob, step.value, step.was, *sides, self._settings, self._source)
             return
         search = self._search_of(step)
         if step.cause is Cause.BETTER and before is not None:
@@ -93,6 +105,12 @@ class Tuner:
         self._trial = self._check = None
         self._window = TuningWindow()
         self._search_of(step).reject(step.value, self._num_windows)
+
+    def lost(self) -> None:
+        """Somebody else has ended the trial, which says nothing about its value."""
+        self._trial = None
+        self._window = TuningWindow()
+        self._num_left_out = self._settings.settle_windows
 
     def _try_begin(self, window: TuningWindow, tick: TuningTick) -> TuningStep | None:
         for search in self._searches:
@@ -131,11 +149,11 @@ class Tuner:
     def _checked(self, check: _Check, window: TuningWindow) -> TuningStep | None:
         kept = check.step
         check.scores.append(window.side((*kept.worker_ids, *kept.rest_ids), self._settings.slo_s(kept.knob.role)))
+        check.waiting_shares.append(window.waiting_share)
         if len(check.scores) < self._settings.check_windows:
             return None
         after, before = mean_score(check.scores), check.before
-        is_worse = after.score_a_s < _RELAPSE_SHARE * before.score_a_s and after.met_share <= before.met_share
-        if not is_worse or after.num_tokens < self._settings.min_tokens:
+        if not check.is_relapse(after, self._settings.target) or after.num_tokens < self._settings.min_tokens:
             self._check = None
             return None
         figures = {

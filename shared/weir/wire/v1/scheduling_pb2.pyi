@@ -28,7 +28,7 @@ class _TuningDeedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TuningDeed
     TUNING_DEED_UNSPECIFIED: _TuningDeed.ValueType  # 0
     """None; refused."""
     TUNING_DEED_TRY: _TuningDeed.ValueType  # 1
-    """The settings are tried on the workers that they name by id, in place of what was tried before."""
+    """The settings are tried on the workers that they name by id, while nothing else is tried."""
     TUNING_DEED_KEEP: _TuningDeed.ValueType  # 2
     """The settings, of roles, hold from now on, and nothing is tried any more."""
     TUNING_DEED_END: _TuningDeed.ValueType  # 3
@@ -42,7 +42,7 @@ class TuningDeed(_TuningDeed, metaclass=_TuningDeedEnumTypeWrapper):
 TUNING_DEED_UNSPECIFIED: TuningDeed.ValueType  # 0
 """None; refused."""
 TUNING_DEED_TRY: TuningDeed.ValueType  # 1
-"""The settings are tried on the workers that they name by id, in place of what was tried before."""
+"""The settings are tried on the workers that they name by id, while nothing else is tried."""
 TUNING_DEED_KEEP: TuningDeed.ValueType  # 2
 """The settings, of roles, hold from now on, and nothing is tried any more."""
 TUNING_DEED_END: TuningDeed.ValueType  # 3
