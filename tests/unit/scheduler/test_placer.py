@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
@@ -11,6 +12,8 @@ from weir.bus.prefix_news import PrefixChanged
 from weir.core.cost import StepCost
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits import PlacingLimits
+from weir.scheduling.pools import PrefillCandidate
+from weir.scheduling.routing.router import Option, Router
 
 COST = StepCost(5.0, 0.1, 0.0, 0.01, 0.0)
 
@@ -172,6 +175,29 @@ def test_pools_of_many_workers_are_placed_by_a_few_sampled_ones_and_the_holders_
     loads = [send(rig, f"r{number}") for number in range(80)]
     assert max(loads.count(worker) for worker in set(loads)) <= 5
     assert len(set(loads)) > 25
+
+
+def test_of_many_prefill_workers_a_few_are_looked_at_though_few_workers_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four hosts of 24 and 2, that are taken one by one."""
+    roles = [("prefill", 24), ("decode", 2)]
+    workers = [
+        make_worker(f"{role[0]}{host}-{number:02}", role, host=f"h{host}", seqs=1, pages=900)
+        for host in range(4)
+        for role, num in roles
+        for number in range(num)
+    ]
+    rig, looked_at, option = make_rig(*workers), list[str](), Router.option
+
+    def counted(self: Router, candidate: PrefillCandidate, *given: Any, **named: Any) -> Option:
+        looked_at.append(candidate.worker.worker_id)
+        return option(self, candidate, *given, **named)
+
+    monkeypatch.setattr(Router, "option", counted)
+    for number in range(7):
+        send(rig, f"r{number}", prompt=160)
+        assert rig.placement(f"r{number}").decode_worker_id
+        assert len(looked_at) <= 2
+        looked_at.clear()
 
 
 def test_of_many_workers_a_sampled_one_without_a_slot_gets_nothing() -> None:
