@@ -189,6 +189,14 @@ def test_no_room_is_made_that_would_not_be_enough_or_of_who_is_more_urgent() -> 
     assert two.plan() == ()
 
 
+def test_where_no_room_can_be_made_others_are_balanced_and_the_freest_is_left_alone() -> None:
+    """Who waits is less urgent than all that run."""
+    three = fleet(8, 3, 2, pages=10)
+    three.queued = QueuedRequest(85, lane_priority=0)
+    moves = three.plan()
+    assert {(move.source_id, move.receiver_id, move.reason) for move in moves} == {("d0", "d1", "it is crowded")}
+
+
 def test_no_room_is_made_where_it_comes_by_itself_as_soon() -> None:
     two = fleet(4, 4, pages=10)
     two.running["d0"] = [replace(one, num_steps_left=1.0) for one in two.running["d0"]]
