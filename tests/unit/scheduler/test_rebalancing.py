@@ -160,6 +160,22 @@ def test_pages_in_use_count_where_less_than_the_worst_case_is_reserved(fit: Memo
     assert len(asked(rig)) == (0 if fit == "conservative" else 1)
 
 
+def test_what_could_not_begin_may_go_as_soon_as_it_can() -> None:
+    lanes = (replace(LANES[0], guaranteed_share=0.9), *LANES[1:])
+    limits = replace(rebalancing_limits(), lanes=lanes, lent_share=0.0)
+    rig = Rig(limits).start(*(worker("b", role, pages=4000) for role in ("prefill", "decode")))
+    for number in range(6):
+        rig.submit(f"r{number}", "batch", max_tokens=400)
+        rig.prefilled(f"r{number}")
+    progress(rig, 100)
+    rig.put(*(worker("a", role, pages=200) for role in ("prefill", "decode")))
+    rig.run(1.5)
+    assert asked(rig) == []
+    rig.core.set_limits(replace(limits, lent_share=1.0))
+    rig.run(1.5)
+    assert len(asked(rig)) == MAX_AT_A_TIME
+
+
 def test_room_is_made_for_a_large_request_in_one_of_two_memories() -> None:
     """Both have 400 pages and four sequences of 26 pages; one that needs 310 fits into neither."""
     hosts = [worker(host, role) for host in "ab" for role in ("prefill", "decode")]

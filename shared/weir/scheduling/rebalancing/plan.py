@@ -10,10 +10,12 @@ free for a request is not filled by balancing. What moves is of the least urgent
 pause falls on who minds it least, and where sequences have no slot these are the ones that wait.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from weir.scheduling.migrations import MAX_AT_A_TIME
 from weir.scheduling.rebalancing.freeness import Loads, QueuedRequest, RunningSequence, SequenceMove, WorkerLoad
 from weir.scheduling.routing.links import LinkCost
 
@@ -26,15 +28,15 @@ LinkOf = Callable[[WorkerLoad, WorkerLoad], LinkCost | None]
 @dataclass(frozen=True, slots=True)
 class RebalancingRules:
     """`gap`: a pair is uneven where one's load is so many times the other's, before a move is looked for. `gain`: what
-    it saves is so many times what it costs. `least_steps`: what is about to end stays. Of a pair at most
-    `max_moves` go in a round."""
+    it saves is so many times what it costs. `least_steps`: what is about to end stays. Out of an arena, and
+    into one, at most `max_moves` go in a round."""
 
     gap: float = 1.25
     gain: float = 2.0
     least_steps: float = 32.0
     max_pairs: int = 4
-    max_moves: int = 2
-    max_room_moves: int = 4
+    max_moves: int = MAX_AT_A_TIME
+    max_room_moves: int = MAX_AT_A_TIME
     max_arenas_tried: int = 4
     max_way_ms: float = 4000.0
     """Staging ends after eight seconds."""
@@ -75,6 +77,8 @@ class _Planner:
         self._rules = rules
         self._loads = loads
         self._moves: list[SequenceMove] = []
+        self._num_out_of, self._num_into = Counter[str](), Counter[str]()
+        """Arenas, of moves between them that balance."""
 
     def holds_queued(self) -> bool:
         """Whether one arena has room for the request that waits."""
@@ -112,6 +116,9 @@ class _Planner:
     def _try_balance(self, source: WorkerLoad, receiver: WorkerLoad, sequences: list[RunningSequence]) -> bool:
         """Whether one more goes from the one to the other. It is taken out of `sequences` then."""
         loads, link = self._loads, self._link_of(source, receiver)
+        num_begun = max(self._num_out_of[source.arena_id], self._num_into[receiver.arena_id])
+        if num_begun >= self._rules.max_moves:
+            return False
         if link is None or loads.load(source) < self._rules.gap * loads.load(receiver):
             return False
         best: tuple[int, float] | None = None
@@ -127,6 +134,9 @@ class _Planner:
                 best, chosen = key, sequence
         if chosen is None:
             return False
+        if source.arena_id != receiver.arena_id:
+            self._num_out_of[source.arena_id] += 1
+            self._num_into[receiver.arena_id] += 1
         sequences.remove(chosen)
         self._move(chosen, source, receiver, "it is crowded")
         return True

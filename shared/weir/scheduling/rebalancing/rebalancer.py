@@ -63,8 +63,9 @@ class Rebalancer:
         self._next_at_s = now_s + PERIOD_S
         self._count_arrivals(now_s)
         self._staying = {request_id: until_s for request_id, until_s in self._staying.items() if until_s > now_s}
-        busy, freeness = self._migrations.busy_arenas(), list[float]()
+        freeness = list[float]()
         for pool, group in self._pools():
+            busy = self._migrations.busy_arenas()
             workers = {worker.worker_id: worker for one in pool.candidates for worker in one.decode_workers}
             arenas = {worker.arena.arena_id: worker.arena for worker in workers.values()}
             used = {arena_id: self._placer.memory_fit.used_pages(arena, now_s) for arena_id, arena in arenas.items()}
@@ -126,8 +127,8 @@ class Rebalancer:
             return self._placer.has_memory(request.lane, as_prompt, arena, now_s)
 
         reason = f"from {move.source_id}, {move.reason}"
-        self._staying[request.request_id] = now_s + _STAYS_S
         if self._migrations.try_begin(request, receiver.worker_id, reason, has_room, now_s):
+            self._staying[request.request_id] = now_s + _STAYS_S
             self._counts["rebalanced"] += 1
 
     def _load(self, worker: WorkerState, num_used_pages: int) -> WorkerLoad:
