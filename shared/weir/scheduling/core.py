@@ -319,6 +319,10 @@ class SchedulerCore:
     def set_policy(self, policy: Policy) -> None:
         """From now on, also for what waits already. It must be used by nobody else. If anything raises, the earlier
         one stays."""
+        if policy.reads_cache and not self._policy.reads_cache:
+            # The earlier one does not read it, so that it may stay if anything raises.
+            for request in self._requests.lanes.requests():
+                request.set_uncached(self._placer.num_uncached_tokens(request.submit))
         self._requests.set_policy(policy)
         self._policy = policy
         self._apply(self._limits)

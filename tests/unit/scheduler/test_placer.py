@@ -219,6 +219,26 @@ def test_what_is_cached_of_a_prompt_is_looked_up_as_it_comes_only_for_an_order_t
         assert request.waiting.num_uncached_tokens == num_uncached_tokens
 
 
+def test_what_waits_is_looked_up_once_an_order_that_reads_it_takes_over() -> None:
+    """The longer prompt is cached but for its end."""
+    rig = make_rig(*(replace(one, max_num_seqs=1) for one in pairs(1)))
+    tell(rig, "h00", range(1, 31))
+    rig.core.set_policy(PolicySpec("fcfs").make())
+    send(rig, "running")
+    rig.prefilled("running")
+    for request_id, pages in (("short", range(101, 111)), ("cached", range(1, 32))):
+        submit = make_submit(request_id, prompt=16 * len(pages) + 1)
+        assert rig.core.submit(replace(submit, page_hashes=packed(pages))).queued
+    rig.decide()
+    rig.core.set_policy(PolicySpec("shortest-prompt").make())
+    rig.finish("running")
+    rig.decide()
+    assert rig.placement("cached").decode_worker_id == "d00"
+    request = rig.core._requests.try_get("cached")
+    assert request is not None
+    assert request.waiting.num_uncached_tokens == 17
+
+
 def test_of_many_workers_those_few_that_have_a_slot_are_all_compared_and_nothing_crosses_to_them() -> None:
     """A sample of all hosts would hardly meet them, and have the prompt computed at another host."""
     rig = make_rig(*exchanging([replace(one, max_num_seqs=1) for one in pairs(40)]))
