@@ -275,8 +275,9 @@ class SchedulerCore:
         counts = {f"{name}_total": float(count) for name, count in counted.items()}
         gauges = {"epoch": self.epoch, "workers": len(self._workers), "is_gathering": self.is_gathering}
         own = {name: float(value) for name, value in gauges.items()}
-        placed = self._placer.metrics(self._clock.now_s())
-        moved = self._migrations.metrics() | self._rebalancer.metrics()
+        now_s = self._clock.now_s()
+        placed = self._placer.metrics(now_s)
+        moved = self._migrations.metrics() | self._rebalancer.metrics(now_s)
         return counts | self._requests.metrics() | placed | moved | own
 
     def worker_records(self) -> tuple[WorkerRecord, ...]:

@@ -105,6 +105,21 @@ def test_nothing_moves_where_it_is_switched_off_or_nothing_may_cross() -> None:
     assert asked(rig) != []
 
 
+def test_how_crowded_workers_are_is_shown_while_it_is_looked_at_also_of_one_alone() -> None:
+    rig = late_host(6, limits=replace(rebalancing_limits(), rebalances=False))
+    assert "freeness_min" not in rig.core.metrics()
+    rig = Rig(rebalancing_limits()).start(*(worker("b", role) for role in ("prefill", "decode")))
+    rig.submit("r", max_tokens=400)
+    rig.prefilled("r")
+    rig.run(1.5)
+    assert rig.metric("freeness_min") == rig.metric("freeness_max") == 7
+    rig.clock.advance(4.0)
+    assert "freeness_min" not in rig.core.metrics()
+    rig.run(1.5)
+    rig.core.set_limits(replace(rebalancing_limits(), rebalances=False))
+    assert "freeness_max" not in rig.core.metrics()
+
+
 def test_what_came_or_was_to_come_stays_for_half_a_minute() -> None:
     rig = late_host(2)
     rig.run(1.5)
