@@ -80,9 +80,11 @@ class Host:
         with log.open("ab") as file:
             return self._inside.popen(command, env, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
-    def popen(self, command: Sequence[str], stderr: int | None = None) -> "subprocess.Popen[bytes]":
+    def popen(
+        self, command: Sequence[str], stderr: int | None = None, stdin: int = subprocess.DEVNULL
+    ) -> "subprocess.Popen[bytes]":
         """As `start`, with what it says in a pipe."""
-        return self._inside.popen(command, None, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
+        return self._inside.popen(command, None, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr)
 
     def run(self, *command: str, env: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> str:
         """What it wrote to its output. Raises RuntimeError with its errors when it fails, or TimeoutExpired."""

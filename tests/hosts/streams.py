@@ -11,10 +11,15 @@ from tests.hosts.lab import Host
 from tests.hosts.two_hosts import ADDRESS, TIMEOUT_S
 
 _CLIENT = f"""
-import asyncio, json, sys, time
+import asyncio, json, os, sys, time
 from weir.client import AsyncWeirClient, GenerateOptions
 
-async def ask(client, prompt, options, most):
+def read_told(loop, is_over):
+    if os.read(0, 1):
+        is_over.set()
+    loop.remove_reader(0)
+
+async def ask(client, is_over, prompt, options, most):
     times, ids, texts, logprobs = [time.monotonic()], [], [], []
     async for chunk in client.generate(prompt, GenerateOptions(ignore_eos=True, **options)):
         assert chunk.first_index == len(ids), "a token is missing, or came twice"
@@ -24,13 +29,15 @@ async def ask(client, prompt, options, most):
         logprobs += [[one.token_id, round(one.logprob, 4)] for one in chunk.logprobs]
         if len(ids) == 1:
             print("begun", file=sys.stderr, flush=True)
-        if len(ids) >= most:
+        if len(ids) >= most or is_over.is_set():
             break
     return [times, ids, "".join(texts), logprobs]
 
 async def main(asked):
+    loop, is_over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(0, read_told, loop, is_over)
     async with AsyncWeirClient("{ADDRESS}") as client:
-        print(json.dumps(await asyncio.gather(*(ask(client, *one) for one in asked))))
+        print(json.dumps(await asyncio.gather(*(ask(client, is_over, *one) for one in asked))))
 
 asyncio.run(main(json.loads(sys.argv[1])))
 """
@@ -71,7 +78,8 @@ class Streams:
     def __init__(self, host: Host, asked: Sequence[Asked]) -> None:
         told = json.dumps([[one.prompt, one.options, one.most] for one in asked])
         self._num = len(asked)
-        self._process = host.popen([sys.executable, "-c", _CLIENT, told], stderr=subprocess.PIPE)
+        command, pipe = [sys.executable, "-c", _CLIENT, told], subprocess.PIPE
+        self._process = host.popen(command, stderr=pipe, stdin=pipe)
 
     def wait_begun(self) -> None:
         """Until each has a token."""
@@ -79,6 +87,12 @@ class Streams:
         for _ in range(self._num):
             line = self._process.stderr.readline()
             assert line == b"begun\n", line + self._process.stderr.read()
+
+    def leave(self) -> None:
+        """The client goes away from each with its next tokens."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b".")
+        self._process.stdin.flush()
 
     def read(self) -> list[Read]:
         """All of them, once all have ended."""

@@ -19,7 +19,7 @@ class Waiting(NamedTuple):
     arrived_at_s: float
     num_prompt_tokens: int
     num_uncached_tokens: int
-    """As known when the request was queued; at least 1."""
+    """As known when the request was queued, or when an order that reads it came; at least 1."""
     max_tokens: int
     ttft_deadline_s: float
     """When its first token is due; infinite: no target."""
@@ -186,4 +186,4 @@ class Policy:
     scheduler grants beyond a worker's slots to a request that outranks one that runs there."""
     reads_cache: bool = True
     """Whether its order reads `num_uncached_tokens`. If not, that is the whole prompt of requests that are queued under
-    it: what of them is cached is looked up when they are placed alone."""
+    it: what of them is cached is looked up when they are placed, or when a policy that reads it takes over."""

@@ -275,8 +275,9 @@ class SchedulerCore:
         counts = {f"{name}_total": float(count) for name, count in counted.items()}
         gauges = {"epoch": self.epoch, "workers": len(self._workers), "is_gathering": self.is_gathering}
         own = {name: float(value) for name, value in gauges.items()}
-        placed = self._placer.metrics(self._clock.now_s())
-        moved = self._migrations.metrics() | self._rebalancer.metrics()
+        now_s = self._clock.now_s()
+        placed = self._placer.metrics(now_s)
+        moved = self._migrations.metrics() | self._rebalancer.metrics(now_s)
         return counts | self._requests.metrics() | placed | moved | own
 
     def worker_records(self) -> tuple[WorkerRecord, ...]:
@@ -319,6 +320,10 @@ class SchedulerCore:
     def set_policy(self, policy: Policy) -> None:
         """From now on, also for what waits already. It must be used by nobody else. If anything raises, the earlier
         one stays."""
+        if policy.reads_cache and not self._policy.reads_cache:
+            # The earlier one does not read it, so that it may stay if anything raises.
+            for request in self._requests.lanes.requests():
+                request.set_uncached(self._placer.num_uncached_tokens(request.submit))
         self._requests.set_policy(policy)
         self._policy = policy
         self._apply(self._limits)

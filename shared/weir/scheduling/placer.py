@@ -125,10 +125,10 @@ class Placer:
         pool = self.pools.pool(request.submit.model, self._groups.get(request.lane, ""))
         if request.priority >= pool.slots.bound:
             return None
-        asked, small_pool = self._look_up(request, pool, now_s), self._limits.placing.small_pool
-        plan = None
-        if pool.num_choices > small_pool and pool.slots.num_open_to(request.priority) > small_pool:
-            plan = self._try_plan(asked, self._sample(pool, asked.depths), None)
+        asked, plan = self._look_up(request, pool, now_s), None
+        places = pool.try_sampled_places(request.priority, self._limits.placing.small_pool)
+        if places is not None:
+            plan = self._try_plan(asked, self._sample(pool, places, asked.depths), None)
         if plan is None:
             open_ids = pool.slots.open_to(request.priority)
             plan = self._try_plan(asked, pool.open_candidates(open_ids), open_ids)
@@ -170,10 +170,10 @@ class Placer:
             sources = PromptSources(self.prefixes, self.links, addresses, pool.exchanging, hashes, depths, now_s)
         return _Asked(request, pool, now_s, hashes, depths, sources)
 
-    def _sample(self, pool: Pool, depths: PrefixDepths) -> Sequence[PrefillCandidate]:
-        """A few candidates, and some of those that have the longest prefix, in the order of the pool."""
+    def _sample(self, pool: Pool, places: Sequence[int], depths: PrefixDepths) -> Sequence[PrefillCandidate]:
+        """A few of the candidates at these places, and of those with the longest prefix, in the order of the pool."""
         candidates = pool.candidates
-        sampled = {self._random.randrange(len(candidates)) for _ in range(_NUM_SAMPLED)}
+        sampled = {places[self._random.randrange(len(places))] for _ in range(_NUM_SAMPLED)}
         _, holders = depths.deepest(pool.arena_ids, _MAX_HOLDERS)
         if holders:
             at_holders = [index for arena_id in holders for index in pool.places[arena_id]]

@@ -242,6 +242,16 @@ class Pool:
     has_own_group: bool
     """These are workers that other lanes do not get."""
 
+    def try_sampled_places(self, priority: PriorityKey, small_pool: int) -> Sequence[int] | None:
+        """Of the candidates that a sample is taken of: all, or those whose requests one of a few open workers can
+        decode. None: of these, or of all, there are so few that they are compared."""
+        if self.num_choices <= small_pool:
+            return None
+        if self.slots.num_open_to(priority) > small_pool:
+            return range(len(self.candidates))
+        places = set[int]().union(*(self.decode_places[one] for one in self.slots.open_to(priority)))
+        return sorted(places) if len(places) > small_pool else None
+
     def open_candidates(self, open_ids: Collection[str]) -> Sequence[PrefillCandidate]:
         """Those whose requests one of these workers can decode, in their order; others too, where these are many."""
         if len(open_ids) > _MAX_LOOKED_UP:

@@ -72,6 +72,10 @@ class ScheduledRequest:
         """Messages about an older one change nothing any more."""
         return self.submit.dispatch if self.plan is None else self.plan.placement.dispatch
 
+    def set_uncached(self, num_tokens: int) -> None:
+        """Of a queued request, before a policy that reads it."""
+        self.waiting = self.waiting._replace(num_uncached_tokens=num_tokens)
+
     def set_rank(self, rank: float) -> None:
         """Of a queued request, under another policy."""
         now = self.scheduling

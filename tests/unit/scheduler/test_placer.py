@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.scheduler.rig import Rig, make_limits, make_submit, make_worker
@@ -11,6 +12,8 @@ from weir.bus.prefix_news import PrefixChanged
 from weir.core.cost import StepCost
 from weir.policy.registry import PolicySpec
 from weir.scheduling.limits import PlacingLimits
+from weir.scheduling.pools import PrefillCandidate
+from weir.scheduling.routing.router import Option, Router
 
 COST = StepCost(5.0, 0.1, 0.0, 0.01, 0.0)
 
@@ -174,6 +177,29 @@ def test_pools_of_many_workers_are_placed_by_a_few_sampled_ones_and_the_holders_
     assert len(set(loads)) > 25
 
 
+def test_of_many_prefill_workers_a_few_are_looked_at_though_few_workers_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four hosts of 24 and 2, that are taken one by one."""
+    roles = [("prefill", 24), ("decode", 2)]
+    workers = [
+        make_worker(f"{role[0]}{host}-{number:02}", role, host=f"h{host}", seqs=1, pages=900)
+        for host in range(4)
+        for role, num in roles
+        for number in range(num)
+    ]
+    rig, looked_at, option = make_rig(*workers), list[str](), Router.option
+
+    def counted(self: Router, candidate: PrefillCandidate, *given: Any, **named: Any) -> Option:
+        looked_at.append(candidate.worker.worker_id)
+        return option(self, candidate, *given, **named)
+
+    monkeypatch.setattr(Router, "option", counted)
+    for number in range(7):
+        send(rig, f"r{number}", prompt=160)
+        assert rig.placement(f"r{number}").decode_worker_id
+        assert len(looked_at) <= 2
+        looked_at.clear()
+
+
 def test_of_many_workers_a_sampled_one_without_a_slot_gets_nothing() -> None:
     rig = make_rig(*(replace(one, max_num_seqs=1) for one in pairs(20)))
     for number in range(20):
@@ -191,6 +217,26 @@ def test_what_is_cached_of_a_prompt_is_looked_up_as_it_comes_only_for_an_order_t
         request = rig.core._requests.try_get(policy)
         assert request is not None
         assert request.waiting.num_uncached_tokens == num_uncached_tokens
+
+
+def test_what_waits_is_looked_up_once_an_order_that_reads_it_takes_over() -> None:
+    """The longer prompt is cached but for its end."""
+    rig = make_rig(*(replace(one, max_num_seqs=1) for one in pairs(1)))
+    tell(rig, "h00", range(1, 31))
+    rig.core.set_policy(PolicySpec("fcfs").make())
+    send(rig, "running")
+    rig.prefilled("running")
+    for request_id, pages in (("short", range(101, 111)), ("cached", range(1, 32))):
+        submit = make_submit(request_id, prompt=16 * len(pages) + 1)
+        assert rig.core.submit(replace(submit, page_hashes=packed(pages))).queued
+    rig.decide()
+    rig.core.set_policy(PolicySpec("shortest-prompt").make())
+    rig.finish("running")
+    rig.decide()
+    assert rig.placement("cached").decode_worker_id == "d00"
+    request = rig.core._requests.try_get("cached")
+    assert request is not None
+    assert request.waiting.num_uncached_tokens == 17
 
 
 def test_of_many_workers_those_few_that_have_a_slot_are_all_compared_and_nothing_crosses_to_them() -> None:

@@ -105,6 +105,21 @@ def test_nothing_moves_where_it_is_switched_off_or_nothing_may_cross() -> None:
     assert asked(rig) != []
 
 
+def test_how_crowded_workers_are_is_shown_while_it_is_looked_at_also_of_one_alone() -> None:
+    rig = late_host(6, limits=replace(rebalancing_limits(), rebalances=False))
+    assert "freeness_min" not in rig.core.metrics()
+    rig = Rig(rebalancing_limits()).start(*(worker("b", role) for role in ("prefill", "decode")))
+    rig.submit("r", max_tokens=400)
+    rig.prefilled("r")
+    rig.run(1.5)
+    assert rig.metric("freeness_min") == rig.metric("freeness_max") == 7
+    rig.clock.advance(4.0)
+    assert "freeness_min" not in rig.core.metrics()
+    rig.run(1.5)
+    rig.core.set_limits(replace(rebalancing_limits(), rebalances=False))
+    assert "freeness_max" not in rig.core.metrics()
+
+
 def test_what_came_or_was_to_come_stays_for_half_a_minute() -> None:
     rig = late_host(2)
     rig.run(1.5)
@@ -158,6 +173,22 @@ def test_pages_in_use_count_where_less_than_the_worst_case_is_reserved(fit: Memo
     rig = late_host(4, limits=replace(rebalancing_limits(), placing=PlacingLimits(memory_fit=fit)), pages=26)
     rig.run(2.0)
     assert len(asked(rig)) == (0 if fit == "conservative" else 1)
+
+
+def test_what_could_not_begin_may_go_as_soon_as_it_can() -> None:
+    lanes = (replace(LANES[0], guaranteed_share=0.9), *LANES[1:])
+    limits = replace(rebalancing_limits(), lanes=lanes, lent_share=0.0)
+    rig = Rig(limits).start(*(worker("b", role, pages=4000) for role in ("prefill", "decode")))
+    for number in range(6):
+        rig.submit(f"r{number}", "batch", max_tokens=400)
+        rig.prefilled(f"r{number}")
+    progress(rig, 100)
+    rig.put(*(worker("a", role, pages=200) for role in ("prefill", "decode")))
+    rig.run(1.5)
+    assert asked(rig) == []
+    rig.core.set_limits(replace(limits, lent_share=1.0))
+    rig.run(1.5)
+    assert len(asked(rig)) == MAX_AT_A_TIME
 
 
 def test_room_is_made_for_a_large_request_in_one_of_two_memories() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.core.cost import StepCost
+from weir.scheduling.migrations import MAX_AT_A_TIME
 from weir.scheduling.rebalancing.freeness import Loads, QueuedRequest, RunningSequence, SequenceMove, WorkerLoad
 from weir.scheduling.rebalancing.plan import DEFAULT_RULES, plan_moves
 from weir.scheduling.routing.links import LinkCost
@@ -94,6 +95,16 @@ def test_the_most_crowded_gives_to_the_least_and_the_next_to_the_next() -> None:
     moves = fleet(8, 1, 7, 0).plan()
     assert {(move.source_id, move.receiver_id) for move in moves} == {("d0", "d3"), ("d2", "d1")}
     assert len(moves) == 2 * DEFAULT_RULES.max_moves
+
+
+def test_out_of_an_arena_and_into_one_no_more_go_than_may_be_on_their_way() -> None:
+    for arenas in (("a", "a", "b", "c"), ("a", "b", "c", "c")):
+        four = fleet(8, 8, 0, 0)
+        four.workers = [replace(one, arena_id=arena) for one, arena in zip(four.workers, arenas, strict=True)]
+        assert len(four.plan()) == MAX_AT_A_TIME
+    many = fleet(5, 5, pages=4)
+    many.queued = QueuedRequest(90, lane_priority=1, num_waiting=16)
+    assert many.plan() == (), "three would have to go, which takes more than a round"
 
 
 def test_sequences_are_looked_at_of_crowded_workers_alone() -> None:
@@ -187,6 +198,14 @@ def test_no_room_is_made_that_would_not_be_enough_or_of_who_is_more_urgent() -> 
     assert two.plan() == ()
     two.queued = QueuedRequest(80, lane_priority=0)
     assert two.plan() == ()
+
+
+def test_where_no_room_can_be_made_others_are_balanced_and_the_freest_is_left_alone() -> None:
+    """Who waits is less urgent than all that run."""
+    three = fleet(8, 3, 2, pages=10)
+    three.queued = QueuedRequest(85, lane_priority=0)
+    moves = three.plan()
+    assert {(move.source_id, move.receiver_id, move.reason) for move in moves} == {("d0", "d1", "it is crowded")}
 
 
 def test_no_room_is_made_where_it_comes_by_itself_as_soon() -> None:

@@ -2,17 +2,20 @@
 
     a large request waits that fits nowhere, and all that is free together would hold it:
         one arena is emptied as far as it needs, the others take what is there
-    else the worker with the least freeness gives to the one with the most, then the next two
+    else the worker with the least freeness gives to the one with the most, then the next two; where no room can be
+        made, the arena that lacks least is left alone
 
 It comes to rest: a pair's order never turns by a move, so that the largest load shrinks with each, and what was made
 free for a request is not filled by balancing. What moves is of the least urgent lane that has somebody to move: the
 pause falls on who minds it least, and where sequences have no slot these are the ones that wait.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from weir.scheduling.migrations import MAX_AT_A_TIME
 from weir.scheduling.rebalancing.freeness import Loads, QueuedRequest, RunningSequence, SequenceMove, WorkerLoad
 from weir.scheduling.routing.links import LinkCost
 
@@ -25,15 +28,15 @@ LinkOf = Callable[[WorkerLoad, WorkerLoad], LinkCost | None]
 @dataclass(frozen=True, slots=True)
 class RebalancingRules:
     """`gap`: a pair is uneven where one's load is so many times the other's, before a move is looked for. `gain`: what
-    it saves is so many times what it costs. `least_steps`: what is about to end stays. Of a pair at most
-    `max_moves` go in a round."""
+    it saves is so many times what it costs. `least_steps`: what is about to end stays. Out of an arena, and
+    into one, at most `max_moves` go in a round."""
 
     gap: float = 1.25
     gain: float = 2.0
     least_steps: float = 32.0
     max_pairs: int = 4
-    max_moves: int = 2
-    max_room_moves: int = 4
+    max_moves: int = MAX_AT_A_TIME
+    max_room_moves: int = MAX_AT_A_TIME
     max_arenas_tried: int = 4
     max_way_ms: float = 4000.0
     """Staging ends after eight seconds."""
@@ -54,7 +57,7 @@ def plan_moves(
     """`workers` are of one pool: any may serve what another one has. `arrivals_a_s`: new ones that are placed there."""
     planner = _Planner(Loads(workers, arrivals_a_s), sequences_of, link_of, queued, rules)
     if queued is not None and not planner.holds_queued() and planner.could_hold_queued():
-        return planner.make_room(queued)
+        return planner.make_room(queued) or planner.balance(kept_arena_id=planner.freest_for_queued())
     return planner.balance()
 
 
@@ -74,6 +77,8 @@ class _Planner:
         self._rules = rules
         self._loads = loads
         self._moves: list[SequenceMove] = []
+        self._num_out_of, self._num_into = Counter[str](), Counter[str]()
+        """Arenas, of moves between them that balance."""
 
     def holds_queued(self) -> bool:
         """Whether one arena has room for the request that waits."""
@@ -84,10 +89,18 @@ class _Planner:
         largest = max(self._loads.pages.values(), default=0)
         return self._num_queued_pages <= min(free, largest)
 
-    def balance(self) -> tuple[SequenceMove, ...]:
-        """The most crowded and the least crowded worker, then the next two, as far as pairs are uneven."""
+    def freest_for_queued(self) -> str:
+        """Of the arenas that are large enough for the request that waits, the one that lacks least."""
+        free, needed = self._loads.free_pages, self._num_queued_pages
+        fitting = (arena_id for arena_id, num_pages in self._loads.pages.items() if num_pages >= needed)
+        return min(fitting, key=lambda arena_id: (-free(arena_id), arena_id))
+
+    def balance(self, kept_arena_id: str = "") -> tuple[SequenceMove, ...]:
+        """The most crowded and the least crowded worker, then the next two, as far as pairs are uneven.
+        `kept_arena_id`: there a large request waits for what ends by itself."""
         loads = self._loads
-        ascending = sorted(self._workers, key=lambda worker: (loads.load(worker), worker.worker_id))
+        workers = [worker for worker in self._workers if worker.arena_id != kept_arena_id]
+        ascending = sorted(workers, key=lambda worker: (loads.load(worker), worker.worker_id))
         first, last, num_pairs = 0, len(ascending) - 1, 0
         while first < last and num_pairs < self._rules.max_pairs:
             receiver, source = ascending[first], ascending[last]
@@ -103,6 +116,9 @@ class _Planner:
     def _try_balance(self, source: WorkerLoad, receiver: WorkerLoad, sequences: list[RunningSequence]) -> bool:
         """Whether one more goes from the one to the other. It is taken out of `sequences` then."""
         loads, link = self._loads, self._link_of(source, receiver)
+        num_begun = max(self._num_out_of[source.arena_id], self._num_into[receiver.arena_id])
+        if num_begun >= self._rules.max_moves:
+            return False
         if link is None or loads.load(source) < self._rules.gap * loads.load(receiver):
             return False
         best: tuple[int, float] | None = None
@@ -118,6 +134,9 @@ class _Planner:
                 best, chosen = key, sequence
         if chosen is None:
             return False
+        if source.arena_id != receiver.arena_id:
+            self._num_out_of[source.arena_id] += 1
+            self._num_into[receiver.arena_id] += 1
         sequences.remove(chosen)
         self._move(chosen, source, receiver, "it is crowded")
         return True
@@ -158,16 +177,16 @@ class _Planner:
 
     def make_room(self, queued: QueuedRequest) -> tuple[SequenceMove, ...]:
         """In the arena that lacks least; all of it, or nothing."""
-        needed = queued.num_pages
+        needed, before = queued.num_pages, self._loads
         arenas = [arena_id for arena_id, num_pages in self._loads.pages.items() if num_pages >= needed]
         arenas.sort(key=lambda arena_id: (-self._loads.free_pages(arena_id), arena_id))
         for arena_id in arenas[: self._rules.max_arenas_tried]:
-            before = self._loads
             self._loads, self._moves = Loads(self._workers), []
             price_ms = self._try_empty(arena_id, queued)
             wait_ms = self._wait_ms(arena_id, needed, before)
             if price_ms is not None and wait_ms * queued.num_waiting > self._rules.gain * price_ms:
                 return tuple(self._moves)
+        self._loads, self._moves = before, []
         return ()
 
     def _try_empty(self, arena_id: str, queued: QueuedRequest) -> float | None:

@@ -29,6 +29,8 @@ _STAYS_S = 30.0
 _RATE_HALF_LIFE_S = 3.0
 _MAX_WAITING = 16
 """Of those behind a large request, that count."""
+_SHOWN_S = 3.0
+"""After a round."""
 _MOST_FREENESS = 1000.0
 """Shown of a worker that has nothing to do."""
 
@@ -48,7 +50,8 @@ class Rebalancer:
         """By request, until when. As many as were begun in that time."""
         self._arrivals_a_s, self._num_granted, self._looked_at_s = 0.0, 0, -inf
         """Grants of late, of all pools."""
-        self._freeness = _MOST_FREENESS, _MOST_FREENESS
+        self._freeness: tuple[float, float] | None = None
+        """Of the most and of the least crowded worker, as of `_looked_at_s`."""
 
     def set_limits(self, limits: CoreLimits, placer: Placer) -> None:
         self._is_on = limits.rebalances and limits.placing.crossing != "nothing"
@@ -63,8 +66,9 @@ class Rebalancer:
         self._next_at_s = now_s + PERIOD_S
         self._count_arrivals(now_s)
         self._staying = {request_id: until_s for request_id, until_s in self._staying.items() if until_s > now_s}
-        busy, freeness = self._migrations.busy_arenas(), list[float]()
+        freeness = list[float]()
         for pool, group in self._pools():
+            busy = self._migrations.busy_arenas()
             workers = {worker.worker_id: worker for one in pool.candidates for worker in one.decode_workers}
             arenas = {worker.arena.arena_id: worker.arena for worker in workers.values()}
             used = {arena_id: self._placer.memory_fit.used_pages(arena, now_s) for arena_id, arena in arenas.items()}
@@ -73,9 +77,12 @@ class Rebalancer:
             freeness += [min(_MOST_FREENESS, seen.freeness(load)) for load in loads.values()]
             free = [load for load in loads.values() if load.arena_id not in busy]
             self._round(pool, group, workers, free, now_s)
-        self._freeness = min(freeness, default=_MOST_FREENESS), max(freeness, default=_MOST_FREENESS)
+        self._freeness = (min(freeness), max(freeness)) if freeness else None
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, now_s: float) -> dict[str, float]:
+        """None of workers that nobody has looked at of late."""
+        if not self._is_on or self._freeness is None or now_s - self._looked_at_s > _SHOWN_S:
+            return {}
         return {"freeness_min": self._freeness[0], "freeness_max": self._freeness[1]}
 
     def _count_arrivals(self, now_s: float) -> None:
@@ -87,12 +94,12 @@ class Rebalancer:
         self._num_granted, self._looked_at_s = num_granted, now_s
 
     def _pools(self) -> Iterator[tuple[Pool, str]]:
-        """Those with more than one decode worker."""
+        """Those with workers; what runs where there is one alone has nowhere to go, and is shown."""
         models = sorted({record.model for record in self._workers.records()})
         for model in models:
             for group in sorted(self._groups):
                 pool = self._placer.pools.pool(model, group)
-                if (pool.has_own_group or not group) and len(pool.candidates) > 1:
+                if (pool.has_own_group or not group) and pool.candidates:
                     yield pool, group
 
     def _round(
@@ -126,8 +133,8 @@ class Rebalancer:
             return self._placer.has_memory(request.lane, as_prompt, arena, now_s)
 
         reason = f"from {move.source_id}, {move.reason}"
-        self._staying[request.request_id] = now_s + _STAYS_S
         if self._migrations.try_begin(request, receiver.worker_id, reason, has_room, now_s):
+            self._staying[request.request_id] = now_s + _STAYS_S
             self._counts["rebalanced"] += 1
 
     def _load(self, worker: WorkerState, num_used_pages: int) -> WorkerLoad:

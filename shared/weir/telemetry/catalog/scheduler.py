@@ -31,7 +31,7 @@ adopted_total > weir_scheduler_requests_adopted_total: Requests of gateways that
 migrations_*_total > weir_scheduler_migrations_total by outcome: Migrations to other hosts; see hosts.md.
 migrations_under_way: Requests for which room is kept at another host.
 rebalanced_total: Of the migrations that were planned, those from a crowded decode worker, or to make room.
-freeness_min: By what part the batch of the most crowded decode worker could grow; see hosts.md. Of idle ones 1000.
+freeness_min: By what part the batch of the most crowded decode worker could grow; idle: 1000. While rebalances is on.
 freeness_max: The same of the least crowded one.
 workers_lost_total: Workers that were heard no more.
 gateways_lost_total: Gateways that were heard no more.
