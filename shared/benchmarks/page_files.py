@@ -97,10 +97,14 @@ async def _measure(asked: argparse.Namespace, folder: Path) -> None:
     sys.exit(loaded != computed)
 
 
+def _host_memory(num_bytes: int) -> memoryview:
+    return memoryview(bytearray(num_bytes))
+
+
 def _measure_stores(folder: Path, valkey: str) -> None:
     layout = PageLayout(f"measured {os.urandom(8).hex()}", _PAGE_BYTES)  # of an earlier run nothing is there
     stores: dict[str, PageStore] = {
-        "memory": PageMemoryStore(_PAGE_BYTES, 2 * _GIB, lambda: memoryview(bytearray(_PAGE_BYTES))),
+        "memory": PageMemoryStore(_PAGE_BYTES, 2 * _GIB, _host_memory),
         "files": PageFileStore(folder / "files", layout, 2 * _GIB),
     }
     if valkey:

@@ -80,6 +80,6 @@ def test_a_stack_is_not_planned_whose_transfer_services_would_not_start(
         plan_stack(config, 4222)
     (tmp_path / "ca").write_text("")
     assert plan_stack(config, 4222).specs
-    monkeypatch.setitem(PACKAGES, "valkey", ("no_such_package",))  # type: ignore[arg-type]
+    monkeypatch.setitem(PACKAGES, "valkey", ("no_such_package",))
     with pytest.raises(ExtraMissing, match="page_valkey_url needs no_such_package"):
         plan_stack(config, 4222)

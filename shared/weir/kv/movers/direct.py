@@ -149,9 +149,8 @@ class DirectPull:
                 self._read(pages[first : first + self._reader.num_at_a_time])
             finally:
                 self._end()
-        with self._changed:
-            if self._problem is not None:
-                return
+        if self._has_failed():
+            return
         if not self._confirm(max(0.0, self._deadline_s - time.monotonic())):
             raise ValueError("the offer has ended, or a page is not what was offered")
         with self._changed:
@@ -164,6 +163,10 @@ class DirectPull:
             self.figures.num_bytes += len(pages) * self._page_bytes
             self.figures.busy_s += time.monotonic() - began_s
             self._changed.notify_all()
+
+    def _has_failed(self) -> bool:
+        with self._changed:
+            return self._problem is not None
 
     def _read(self, pages: Sequence[WantedPage]) -> None:
         self._reader.read(pages)
