@@ -1,12 +1,18 @@
 """Prompts of pretended workers: pages that they compute, and find again as they were computed."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.unit.transfer.host import memory_of
 
+from weir.kv.memory.page_access import PagePlace
 from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
 from weir.kv.prefixes import page_hashes, prefix_seed
+from weir.kv.tiers.file_store import PageFileStore
 from weir.rpc.arena.client import ArenaClient
 
 HASHES = page_hashes(range(320), prefix_seed("digest"))
@@ -41,3 +47,19 @@ async def num_found(client: ArenaClient, num_pages: int = 10) -> int:
     match = await find(client, num_pages)
     await give_back(client, match)
     return len(match.page_ids)
+
+
+@contextmanager
+def stuck_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """As of a file system that does not answer, until the event."""
+    answers, get = threading.Event(), PageFileStore.try_get
+
+    def wait_and_get(self: PageFileStore, page_hash: bytes, place: PagePlace) -> bool:
+        answers.wait()
+        return get(self, page_hash, place)
+
+    monkeypatch.setattr(PageFileStore, "try_get", wait_and_get)
+    try:
+        yield answers
+    finally:
+        answers.set()

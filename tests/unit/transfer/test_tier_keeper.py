@@ -4,15 +4,15 @@ import asyncio
 import errno
 import resource
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.unit.transfer.host import Host, memory_of, until
-from tests.unit.transfer.pages import HASHES, compute, content, find, give_back, num_found
+from tests.unit.transfer.pages import HASHES, compute, content, find, give_back, num_found, stuck_reads
 
 from weir.kv.memory.page_access import PageAccess, PagePlace
 from weir.kv.messages import PrefixSource
@@ -280,22 +280,6 @@ async def test_what_is_read_slower_than_computed_is_computed_and_tried_now_and_t
     await until(lambda: rates._pages_per_s is not None)
     monkeypatch.undo()
     assert await num_found(client) == 10
-
-
-@contextmanager
-def stuck_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """As of a file system that does not answer, until the event."""
-    answers, get = threading.Event(), PageFileStore.try_get
-
-    def wait_and_get(self: PageFileStore, page_hash: bytes, place: PagePlace) -> bool:
-        answers.wait()
-        return get(self, page_hash, place)
-
-    monkeypatch.setattr(PageFileStore, "try_get", wait_and_get)
-    try:
-        yield answers
-    finally:
-        answers.set()
 
 
 async def test_who_waits_for_files_that_do_not_come_computes_and_their_pages_stay_reserved(
