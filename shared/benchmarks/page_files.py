@@ -97,8 +97,8 @@ async def _measure(asked: argparse.Namespace, folder: Path) -> None:
     sys.exit(loaded != computed)
 
 
-def _host_memory(num_bytes: int) -> memoryview:
-    return memoryview(bytearray(num_bytes))
+def _host_memory(num_pages: int) -> memoryview:
+    return memoryview(bytearray(num_pages * _PAGE_BYTES))
 
 
 def _measure_stores(folder: Path, valkey: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.contract.test_page_streams import ORDER, tcp
 
 from weir.kv.memory.page_access import InPlace, PageMemoryAway
-from weir.kv.movers.pull import PullLimits
+from weir.kv.movers.stream_pull import PullLimits
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from weir.kv.movers.frames import (
 )
 from weir.kv.movers.listener import PageStreamListener
 from weir.kv.movers.pipes import Buffer, PagePipe, PipeEnded, TcpPipe, TlsPipe, connect_tcp, connect_tls
-from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
+from weir.kv.movers.pull import PullFailed, WantedPage
 from weir.kv.movers.source import OfferedPage, PageSource, TransferGone
+from weir.kv.movers.stream_pull import PagePull, PullHello, PullLimits
 from weir.runtime.authority import issue_public, make_authority
 from weir.testing.stack import wait_until
 

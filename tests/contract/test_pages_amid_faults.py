@@ -24,8 +24,9 @@ from weir.core.addresses import split_port
 from weir.core.life import Attempt
 from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
 from weir.kv.movers.pipes import connect_tcp
-from weir.kv.movers.pull import PagePull, PullHello, WantedPage
+from weir.kv.movers.pull import WantedPage
 from weir.kv.movers.source import PageSource
+from weir.kv.movers.stream_pull import PagePull, PullHello
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.rpc.arena.client import ArenaClient
 from weir.rpc.channel import make_channel

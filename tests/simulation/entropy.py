@@ -49,6 +49,7 @@ def taken_from_the_world(loop: SimLoop, rng: random.Random, threads: SimThreads)
         mock.patch.object(uuid, "uuid4", new_id),
         mock.patch.object(os, "urandom", rng.randbytes),
         mock.patch("weir.kv.movers.pull.threading", threads),
+        mock.patch("weir.kv.movers.stream_pull.threading", threads),
         mock.patch("weir.kv.movers.source.threading", threads),
         mock.patch("weir.kv.arena.segment.Segment", MortalSegment),
         mock.patch("weir.rpc.arena.lease_stream.Segment", MortalSegment),

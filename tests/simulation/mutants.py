@@ -18,8 +18,8 @@ from weir.core.life import FinishReason, Phase
 from weir.engine.batching.batcher import Batcher
 from weir.kv.arena.ownership import NotOwned, OwnershipTable
 from weir.kv.messages import HandOffReceipt
-from weir.kv.movers import pull
-from weir.kv.movers.pull import PagePull
+from weir.kv.movers import stream_pull
+from weir.kv.movers.stream_pull import PagePull
 from weir.kv.records.format import end_code_of
 from weir.kv.records.record import SequenceRecord
 from weir.rpc.arena.client import ArenaClient
@@ -210,7 +210,7 @@ _settle = RemotePrefixes.settle
 
 def _count_all(self: PagePull) -> int:
     """Pages behind one that is missing too."""
-    return len(self._here)
+    return len(self._progress._here)
 
 
 MUTANTS = {
@@ -254,7 +254,7 @@ MUTANTS = {
         _replaced(ArenaCore, "_reconcile", _claim_all), "does not come to rest within 60 s: P3: transfer"
     ),
     "bytes that come are not compared with what was offered": Mutant(
-        _replaced(pull, "checksum_of", lambda _: _AnyChecksum()), "does not hold what"
+        _replaced(stream_pull, "checksum_of", lambda _: _AnyChecksum()), "does not hold what"
     ),
     "pages are given away while they still come": Mutant(_pulls_go_on, "P4: transfer"),
     "pages behind one that is missing count as come": Mutant(

@@ -11,10 +11,11 @@ import grpc.aio
 from weir.core.addresses import split_port
 from weir.core.life import Attempt
 from weir.kv.memory.page_access import PagePlace
-from weir.kv.movers.direct import DirectPull, MappedMemory
+from weir.kv.movers.direct import DirectPull
 from weir.kv.movers.frames import ID_BYTES
 from weir.kv.movers.pipes import PagePipe
-from weir.kv.movers.pull import PagePull, Pull, PullFailed, PullHello, PullLimits
+from weir.kv.movers.pull import Pull, PullFailed
+from weir.kv.movers.stream_pull import PagePull, PullHello, PullLimits
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.arena import ClaimedArena
 from weir_transfer.exchange.peer_memory import PeerMemories
@@ -62,7 +63,7 @@ class ArenaPulls:
         memory = await self.memories.try_map(source.address, offer)
         if memory is not None:
             confirm = Confirming(source.stub, offer, asyncio.get_running_loop())
-            return DirectPull(MappedMemory(memory, self.page_bytes), self.page_bytes, confirm, ends_at_s)
+            return DirectPull(memory, self.page_bytes, confirm, ends_at_s)
         if source.maps_memory:
             raise PullFailed("its memory cannot be mapped any more")
         host, port = split_port(offer.stream_address)

@@ -8,8 +8,10 @@ import asyncio
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from weir.kv.memory.cuda import CudaDriverError
 from weir.kv.memory.device import DeviceMemory
@@ -17,7 +19,10 @@ from weir.kv.memory.server import MEMORY_SOCKET, MemoryNotReady, fetch_memory
 from weir.wire.v1 import pages_pb2
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _MAX_KNOWN = 64
+_TRIED_AGAIN_S = 60.0
+"""What could not be mapped: the other arena may just have been starting."""
 
 
 class PeerMemories:
@@ -27,8 +32,8 @@ class PeerMemories:
         self._open_memory = open_memory
         self._mapped: dict[str, str] = {}
         """Arenas that could be mapped the last time, by the addresses of their `Pages`."""
-        self._refused: dict[str, str] = {}
-        """Those that could not, and the address."""
+        self._refused_until_s: dict[str, float] = {}
+        """Arenas that could not, and of `time.monotonic` when that is tried again."""
 
     def is_known(self, address: str) -> bool:
         """Whether its memory is to be counted on."""
@@ -44,11 +49,11 @@ class PeerMemories:
                 arena_id,
                 address,
             )
-            _remember(self._refused, arena_id, address)
+            self._refuse(arena_id)
 
     async def try_map(self, address: str, offer: pages_pb2.OfferResponse) -> DeviceMemory | None:
         """To be closed. None: it is on another machine, or not on a device, or cannot be mapped by this one."""
-        if self._open_memory is None or not offer.memory_socket_path or offer.arena_id in self._refused:
+        if self._open_memory is None or not offer.memory_socket_path or self._is_refused(offer.arena_id):
             return None
         mapping = asyncio.ensure_future(asyncio.to_thread(self._map, Path(offer.memory_socket_path), offer.arena_id))
         try:
@@ -58,11 +63,17 @@ class PeerMemories:
             raise
         except (MemoryNotReady, CudaDriverError, OSError, ValueError) as error:
             self._mapped.pop(address, None)
-            _remember(self._refused, offer.arena_id, address)
+            self._refuse(offer.arena_id)
             _log.info("pages of arena %s at %s come over streams: %s", offer.arena_id, address, error)
             return None
         _remember(self._mapped, address, offer.arena_id)
         return memory
+
+    def _refuse(self, arena_id: str) -> None:
+        _remember(self._refused_until_s, arena_id, time.monotonic() + _TRIED_AGAIN_S)
+
+    def _is_refused(self, arena_id: str) -> bool:
+        return time.monotonic() < self._refused_until_s.get(arena_id, 0.0)
 
     def _map(self, path: Path, arena_id: str) -> DeviceMemory:
         assert self._open_memory is not None
@@ -78,7 +89,7 @@ def _close_mapped(mapping: "asyncio.Future[DeviceMemory]") -> None:
         mapping.result().close()
 
 
-def _remember(names: dict[str, str], name: str, other: str) -> None:
-    names[name] = other
-    while len(names) > _MAX_KNOWN:
-        del names[next(iter(names))]
+def _remember(known: dict[str, _T], name: str, value: _T) -> None:
+    known[name] = value
+    while len(known) > _MAX_KNOWN:
+        del known[next(iter(known))]

@@ -17,7 +17,8 @@ from typing import Any
 import grpc.aio
 
 from weir.bus.prefix_news import MAX_FETCHED, PrefixFetched
-from weir.kv.movers.pull import Pull, PullFailed, PullFigures, PullLimits, WantedPage
+from weir.kv.movers.pull import Pull, PullFailed, PullFigures, WantedPage
+from weir.kv.movers.stream_pull import PullLimits
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc
 from weir_transfer.change_signal import ChangeSignal

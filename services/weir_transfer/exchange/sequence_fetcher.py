@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from weir.kv.movers.pull import Pull, PullFailed, PullLimits, WantedPage
+from weir.kv.movers.pull import Pull, PullFailed, WantedPage
+from weir.kv.movers.stream_pull import PullLimits
 from weir.kv.prefixes import split_hashes
 from weir.rpc.channel import Dialer
 from weir.wire.v1 import pages_pb2, pages_pb2_grpc

@@ -191,6 +191,8 @@ def _dropped(attack: _Attack) -> _Attack:
             if num_left <= 0:
                 await asyncio.sleep(_DROPPED_ANSWER_S)
                 writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        except asyncio.CancelledError:  # asyncio says in five lines that a connection's task was cancelled
+            pass
         finally:
             writer.close()
 

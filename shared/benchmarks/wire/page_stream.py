@@ -29,8 +29,9 @@ from weir.core.life import Attempt
 from weir.kv.memory.page_access import InPlace
 from weir.kv.movers.listener import PageStreamListener
 from weir.kv.movers.pipes import PagePipe, TcpPipe, TlsPipe, connect_tcp, connect_tls
-from weir.kv.movers.pull import PagePull, PullHello, PullLimits, WantedPage
+from weir.kv.movers.pull import WantedPage
 from weir.kv.movers.source import PageSource
+from weir.kv.movers.stream_pull import PagePull, PullHello, PullLimits
 from weir.rpc.tls.certificates import Certificate
 from weir.rpc.tls.page_streams import client_context, server_context
 from weir.runtime.stack.credentials import HostCredentials

@@ -13,8 +13,9 @@ from weir.core.life import Attempt
 from weir.kv.memory.page_access import InPlace
 from weir.kv.movers.frames import FrameHeader, FrameKind, pack_header
 from weir.kv.movers.pipes import Buffer, PipeEnded
-from weir.kv.movers.pull import PagePull, PullFailed, PullHello, PullLimits, WantedPage
+from weir.kv.movers.pull import PullFailed, WantedPage
 from weir.kv.movers.source import PageSource, checksum_of
+from weir.kv.movers.stream_pull import PagePull, PullHello, PullLimits
 from weir.kv.tiers.page_file import read_page, write_page
 from weir.kv.tiers.page_header import DamagedPage, PageLayout
 

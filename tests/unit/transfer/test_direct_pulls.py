@@ -1,9 +1,8 @@
-"""A pull by reads of the source's memory ends at once, whatever it meets."""
+"""A pull by copies of the source's memory ends at once, whatever it meets."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,22 +17,19 @@ from weir.wire.v1 import pages_pb2
 from weir_transfer.exchange.arena_pulls import Confirming
 
 _LONG_S = 60.0
-_WANTED = WantedPage(0, 0, NO_CHECKSUM, cast(Any, None), page_id=0)
 
 
-class _Reader:
-    """Reads nothing, or raises, once it may."""
-
-    num_at_a_time = 1
+class _Memory:
+    """The source's, and the place of a page in ours: copies nothing, or raises, once it may."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
         self.may_end = threading.Event()
-        self.reads = threading.Event()
+        self.copies = threading.Event()
         self.closed = threading.Event()
 
-    def read(self, pages: Sequence[WantedPage]) -> None:
-        self.reads.set()
+    def copy_from(self, memory: object, offset: int) -> None:
+        self.copies.set()
         assert self.may_end.wait(_LONG_S)
         if self._error is not None:
             raise self._error
@@ -41,35 +37,38 @@ class _Reader:
     def close(self) -> None:
         self.closed.set()
 
+    def wanted(self) -> WantedPage:
+        return WantedPage(0, 0, NO_CHECKSUM, cast(Any, self), page_id=0)
+
 
 @pytest.mark.parametrize("error", [CudaDriverError("no such device"), RuntimeError("odd"), OSError("gone")])
-def test_what_a_read_raises_ends_the_pull(error: Exception) -> None:
-    reader = _Reader(error)
-    reader.may_end.set()
-    pull = DirectPull(reader, 8, lambda _: True, time.monotonic() + _LONG_S)
-    pull.want([_WANTED])
+def test_what_a_copy_raises_ends_the_pull(error: Exception) -> None:
+    memory = _Memory(error)
+    memory.may_end.set()
+    pull = DirectPull(cast(Any, memory), 8, lambda _: True, time.monotonic() + _LONG_S)
+    pull.want([memory.wanted()])
     with pytest.raises(PullFailed, match=str(error)):
         pull.wait()
-    assert reader.closed.wait(_LONG_S)
+    assert memory.closed.wait(_LONG_S)
 
 
 def test_nothing_is_confirmed_for_a_pull_that_was_cancelled() -> None:
-    reader, confirmed = _Reader(), list[float]()
+    memory, confirmed = _Memory(), list[float]()
 
     def confirm(timeout_s: float) -> bool:
         confirmed.append(timeout_s)
         return True
 
-    pull = DirectPull(reader, 8, confirm, time.monotonic() + _LONG_S)
-    pull.want([_WANTED])
-    assert reader.reads.wait(_LONG_S)
+    pull = DirectPull(cast(Any, memory), 8, confirm, time.monotonic() + _LONG_S)
+    pull.want([memory.wanted()])
+    assert memory.copies.wait(_LONG_S)
     cancelling = threading.Thread(target=pull.cancel)
     cancelling.start()
-    while pull._problem is None:
+    while pull._progress.problem is None:
         time.sleep(0.001)
-    reader.may_end.set()
+    memory.may_end.set()
     cancelling.join()
-    assert reader.closed.wait(_LONG_S)
+    assert memory.closed.wait(_LONG_S)
     assert not confirmed
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.transfer.host import Host, until
 from tests.unit.transfer.test_pages_between_hosts import HASHES, compute, fetch, give_back
 
-from weir.kv.movers.pull import PagePull
+from weir.kv.movers.stream_pull import PagePull
 
 
 async def test_a_service_that_stops_waits_for_what_it_fetches_and_frees_it(hosts: list[Host]) -> None:

@@ -12,7 +12,8 @@ from tests.unit.transfer.host import Host, memory_of, until
 from weir.core.addresses import free_port
 from weir.kv.memory.server import MemoryServer
 from weir.kv.messages import PageChain, PrefixMatch, PrefixSource
-from weir.kv.movers.pull import PagePull, WantedPage
+from weir.kv.movers.pull import WantedPage
+from weir.kv.movers.stream_pull import PagePull
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.rpc.arena.client import ArenaClient
 from weir.rpc.channel import make_channel

@@ -2,7 +2,8 @@
 other, and count once the one that has them says that they were pinned all along.
 """
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from numpy.testing import assert_array_equal
@@ -16,7 +17,7 @@ from weir.kv.movers.source import NO_CHECKSUM, OfferedPage, PageSource
 from weir.kv.prefixes import page_hashes, prefix_seed
 from weir.rpc.arena.client import ArenaClient
 
-_OTHER = page_hashes(range(5000, 5160), prefix_seed("digest"))
+_OTHER, _THIRD = (page_hashes(range(first, first + 160), prefix_seed("digest")) for first in (5000, 6000))
 
 
 @pytest.fixture
@@ -40,16 +41,16 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> list[list[OfferedPage]]:
     return appended
 
 
-async def _compute_other(there: ArenaClient) -> tuple[int, ...]:
-    match = await there.match(_OTHER, NUM_PAGES, 1)
+async def _compute_other(there: ArenaClient, hashes: Sequence[bytes] = _OTHER) -> tuple[int, ...]:
+    match = await there.match(hashes, NUM_PAGES, 1)
     memory_of(there)[list(match.acquired.page_ids)] = 7
-    chain = PageChain(match.acquired.page_ids, _OTHER)
+    chain = PageChain(match.acquired.page_ids, hashes)
     await there.release((), match.acquired.slots, [chain], [match.match_id])
     return match.acquired.page_ids
 
 
-async def _fetch_other(here: ArenaClient, address: str) -> int:
-    match = await here.match(_OTHER, NUM_PAGES, 1, source=PrefixSource(address, ""))
+async def _fetch_other(here: ArenaClient, address: str, hashes: Sequence[bytes] = _OTHER) -> int:
+    match = await here.match(hashes, NUM_PAGES, 1, source=PrefixSource(address, ""))
     await give_back(here, match)
     return len(match.page_ids)
 
@@ -141,6 +142,31 @@ async def test_memory_that_cannot_be_mapped_costs_a_stream(
     match = await fetch(here, hosts[0].pages_address)
     assert (len(match.page_ids), hosts[1].metric("remote_pages_direct_total")) == (10, 0)
     await give_back(here, match)
+
+
+async def test_memory_that_could_not_be_mapped_is_tried_again_after_a_while(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other arena may only have been starting."""
+    asked: list[object] = []
+
+    def refuse(*arguments: object) -> None:
+        asked.append(arguments)
+        raise MemoryNotReady("not yet")
+
+    there, here = [await host.client("w0") for host in hosts]
+    await compute(there)
+    await _compute_other(there)
+    await _compute_other(there, _THIRD)
+    with monkeypatch.context() as refusing:
+        refusing.setattr("weir_transfer.exchange.peer_memory.fetch_memory", refuse)
+        await give_back(here, await fetch(here, hosts[0].pages_address))
+        assert await _fetch_other(here, hosts[0].pages_address) == 10
+    assert len(asked) == 1
+    memories = hosts[1].service._exchange.fetcher._arena.memories  # type: ignore[union-attr]
+    memories._refused_until_s = {arena_id: time.monotonic() for arena_id in memories._refused_until_s}
+    assert await _fetch_other(here, hosts[0].pages_address, _THIRD) == 10
+    assert hosts[1].metric("remote_pages_direct_total") == 10
 
 
 async def test_a_socket_of_another_name_is_not_asked(hosts: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:

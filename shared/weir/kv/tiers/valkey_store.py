@@ -25,7 +25,7 @@ from weir.kv.tiers.valkey_client import ValkeySettings, asking, make_client
 _log = logging.getLogger(__name__)
 _KEYS_AT_A_TIME = 1000
 _LOOK_S = 5.0
-"""That a look at all keys may take: a server with many of others' is not looked through."""
+"""That one look at the keys may take: the next one goes on where it was."""
 _MAX_KNOWN_PAGES = 1 << 20
 _WRONG_KIND = "WRONGTYPE"
 
@@ -38,6 +38,9 @@ class ValkeyPageStore:
         self._client = make_client(settings)
         self._prefix = f"weir:page:{layout.digest.hex()}:".encode()
         self._known: set[bytes] = set()
+        self._seen: set[bytes] = set()
+        """By a look that goes on at `_cursor`."""
+        self._cursor = 0
         self._num_bytes = 0
         self._advice = ""
         self._circuit = Circuit(clock)
@@ -72,12 +75,14 @@ class ValkeyPageStore:
         was_open = self._circuit.is_open
         try:
             with asking():
-                known, memory = self._look(), self._client.info("memory")
+                self._look()
+                memory = self._client.info("memory")
                 num_bytes = int(memory.get("used_memory", 0))
         except (RedisError, OSError) as error:
+            self._seen, self._cursor = set(), 0  # it may be another server the next time
             self._on_failure(error)
             return
-        self._known, self._num_bytes = known, num_bytes
+        self._num_bytes = num_bytes
         self._advise(memory)
         self._on_success(was_open=was_open)
 
@@ -96,6 +101,8 @@ class ValkeyPageStore:
             raise ConnectionError(f"{self._address}: {error}") from error
         self._on_success(was_open=was_open)
         self._known.add(page_hash)
+        if self._cursor:
+            self._seen.add(page_hash)
         return is_new
 
     def try_get(self, page_hash: bytes, place: PagePlace) -> bool:
@@ -144,18 +151,19 @@ class ValkeyPageStore:
         stored = b"".join((make_header(self._layout, page_hash, page), page))
         return bool(self._client.set(key, stored, nx=True, ex=self._ttl_s))
 
-    def _look(self) -> set[bytes]:
-        """Hashes of all pages of this layout. Raises RedisError, OSError."""
-        found: set[bytes] = set()
-        ends_at_s, cursor = self._clock.now_s() + _LOOK_S, 0
+    def _look(self) -> None:
+        """For the pages of this layout. Of more keys than are seen in one look the next one sees the rest; what was
+        known stays so until all were seen. Raises RedisError, OSError."""
+        ends_at_s = self._clock.now_s() + _LOOK_S
         while True:
-            cursor, keys = self._client.scan(cursor, match=self._prefix + b"*", count=_KEYS_AT_A_TIME)
-            found.update(filter(None, (self._try_hash_of(_bytes_of(key)) for key in keys)))
-            if not cursor:
-                return found
-            if self._clock.now_s() > ends_at_s or len(found) > _MAX_KNOWN_PAGES:
-                _log.warning("%s has more keys than are looked at: give it a database for pages alone", self._address)
-                return found
+            self._cursor, keys = self._client.scan(self._cursor, match=self._prefix + b"*", count=_KEYS_AT_A_TIME)
+            self._seen.update(filter(None, (self._try_hash_of(_bytes_of(key)) for key in keys)))
+            if not self._cursor or len(self._seen) > _MAX_KNOWN_PAGES:
+                self._known, self._seen, self._cursor = self._seen, set(), 0
+                return
+            if self._clock.now_s() > ends_at_s:
+                self._known |= self._seen
+                return
 
     def _try_hash_of(self, key: bytes) -> bytes | None:
         try:
