@@ -66,7 +66,7 @@ def _run_plans(
     plans: Iterator[Plan], num_processes: int, until: Callable[[], bool] = lambda: False
 ) -> Iterator[Result]:
     with _hashes_fixed():
-        pool = ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"), _freeze_imports)
+        pool = ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"))
         running: set[Future[list[Result]]] = set()
         try:
             while True:
@@ -90,12 +90,8 @@ def run_for(seeds: Sequence[int], num_processes: int, seconds: float) -> Iterato
     return run_seeds(seeds, num_processes, lambda: time.monotonic() > ends_at_s)
 
 
-def _freeze_imports() -> None:
-    """Each world collects garbage, twice: what was imported is none, and would be looked through each time."""
-    gc.freeze()
-
-
 def _run_all(plans: Sequence[Plan]) -> list[Result]:
+    gc.freeze()  # each world collects garbage, thrice: what was imported is none, and would be looked through each time
     return [run_plan(plan) for plan in plans]
 
 

@@ -19,12 +19,10 @@ def run_seed(plan: Plan) -> Result:
     """One world from start to end. Leaves nothing behind."""
     folder = Path(tempfile.mkdtemp(prefix="weir-simulation-", dir="/dev/shm"))
     _collect_quietly()
-    gc.freeze()
     gc.disable()  # no `finally` runs because of when a collection happens to come
     try:
         return _run_in(plan, folder)
     finally:
-        gc.unfreeze()
         _collect_quietly()
         shutil.rmtree(folder, ignore_errors=True)
         gc.enable()
