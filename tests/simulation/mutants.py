@@ -210,7 +210,7 @@ _settle = RemotePrefixes.settle
 
 def _count_all(self: PagePull) -> int:
     """Pages behind one that is missing too."""
-    return len(self._progress._here)
+    return len(self._pulled._here)
 
 
 MUTANTS = {

@@ -264,6 +264,10 @@ class SchedulerCore:
             self._rebalancer.plan(now_s)
         return self._commands.take()
 
+    @property
+    def num_queued(self) -> int:
+        return len(self._requests.lanes)
+
     def queue_report(self) -> QueueReport:
         """What waits now, for gateways."""
         return queue_report(self.epoch, self._requests, self._limits, self._lane_rates, self._clock.now_s())

@@ -90,7 +90,7 @@ class Workers:
         before = entry.record if entry is not None and not entry.is_silent else None
         self._entries[record.worker_id] = _Entry(record, revision, now_s)
         self._forgotten.pop(record.worker_id, None)
-        if before is None or _without_load(before) != _without_load(record):
+        if before is None or not _differ_in_load_alone(before, record):
             self._changed()
         return True
 
@@ -230,5 +230,7 @@ def _host_view(host_id: str, taking: list[WorkerRecord], entries: list[_Entry], 
     return HostView(host_id, prefill, decode, ids[DECODE], ids[PREFILL], max(own, min(shared, default=0)))
 
 
-def _without_load(record: WorkerRecord) -> WorkerRecord:
-    return replace(record, num_running=0, num_waiting=0, num_live=0)
+def _differ_in_load_alone(before: WorkerRecord, record: WorkerRecord) -> bool:
+    """Also where they do not differ: that is most often so, and costs least to see."""
+    load = {"num_running": record.num_running, "num_waiting": record.num_waiting, "num_live": record.num_live}
+    return before is record or replace(before, **load) == record

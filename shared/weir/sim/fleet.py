@@ -1,6 +1,6 @@
 """The workers of a simulated system: made by the spec, started on prompts, joined by hand-offs, killed on time."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from weir.bus.messages import Placement, WorkerRecord
 from weir.bus.migration import Migrate
@@ -19,7 +19,16 @@ from weir.sim.request_state import SimRequestState
 from weir.sim.scheduler import RECORD_EVERY_S, SimScheduler
 from weir.sim.spec import FailureSpec, SystemSpec
 from weir.sim.timeline import NS_PER_S, Timeline, ns_of_ms, ns_of_s
-from weir.sim.worker import SimArrival, SimWorker
+from weir.sim.worker import Engine, SimArrival, SimWorker
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A registry entry, and what of a worker it was made from."""
+
+    location: Location
+    load: tuple[int, int, int, bool]
+    record: WorkerRecord
 
 
 class Fleet:
@@ -51,6 +60,7 @@ class Fleet:
         self._cores = SharedCores(timeline) if spec.shares_cores else None
         self._workers: dict[str, SimWorker] = {}
         self._all: list[SimWorker] = []
+        self._records: dict[str, _Known] = {}
         self._draining: set[str] = set()
         self._left_behind: list[str] = []
         """By workers that ended in order."""
@@ -276,6 +286,16 @@ class Fleet:
         self._timeline.after(ns_of_s(RECORD_EVERY_S), lambda: self._report(location, worker))
 
     def _record(self, location: Location, worker: SimWorker) -> WorkerRecord:
+        """The same one as before where it would say the same: of a large fleet most workers are idle."""
+        engine, is_draining = worker.engine, location.worker_id in self._draining
+        load = (engine.num_running, engine.num_waiting, engine.max_step_tokens, is_draining)
+        known = self._records.get(location.worker_id)
+        if known is None or known.location is not location or known.load != load:
+            known = _Known(location, load, self._make_record(location, engine, is_draining=is_draining))
+            self._records[location.worker_id] = known
+        return known.record
+
+    def _make_record(self, location: Location, engine: Engine, *, is_draining: bool) -> WorkerRecord:
         pool = location.pool
         return WorkerRecord(
             worker_id=location.worker_id,
@@ -287,16 +307,16 @@ class Fleet:
             page_tokens=PAGE_TOKENS,
             num_arena_pages=location.num_host_pages,
             max_num_seqs=pool.max_num_seqs,
-            num_running=worker.engine.num_running,
-            num_waiting=worker.engine.num_waiting,
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
             group=pool.group,
             serves_locally=pool.role == "local" or pool.serves_locally,
-            max_num_batched_tokens=worker.engine.max_step_tokens,
+            max_num_batched_tokens=engine.max_step_tokens,
             num_own_pages=location.num_own_pages,
             cost=pool.profile.step,
             pages_address=f"{location.host_id}:1" if self._exchange is not None else "",
             page_bytes=pool.profile.kv_bytes_per_token * PAGE_TOKENS,
-            is_draining=location.worker_id in self._draining,
+            is_draining=is_draining,
         )
 
     def _hand_over(self, worker: SimWorker, ready: HandOffReady) -> None:

@@ -110,7 +110,7 @@ class SimScheduler:
 
     @property
     def num_queued(self) -> int:
-        return int(self.core.metrics()["queued"])
+        return self.core.num_queued
 
     def _tick(self) -> None:
         if self._is_stopped:

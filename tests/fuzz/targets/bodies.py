@@ -81,6 +81,8 @@ MESSAGES: dict[str, Any] = {
     "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}},
     "stop_sequences": ["x"],
 }
+_LONGEST_BODY_BYTES = 8 << 20
+"""Longer ones are refused before anybody counts what they have."""
 _READERS: tuple[tuple[Mapping[str, Any], Callable[[bytes], object]], ...] = (
     (CHAT, lambda raw: chat_request(parse_body(ChatBody, raw), "id", "ignore")),
     (COMPLETION, lambda raw: completion_request(parse_body(CompletionBody, raw), "id", "refuse")),
@@ -112,7 +114,8 @@ def check_sizes(data: bytes) -> None:
     """Whatever JSON has is counted, at least as often as Python finds it."""
     choices = Choices(data)
     raw = edited(choices, json.dumps(choices.value(4)).encode()) if choices.byte() % 2 else choices.rest()
-    repeated = b"[" + b",".join([raw] * (1 + json_sizes.MAX_VALUES // 64 if choices.byte() == 1 else 3)) + b"]"
+    num = 1 + json_sizes.MAX_VALUES // 64 if choices.byte() == 1 else 3
+    repeated = b"[" + b",".join([raw] * min(num, 1 + _LONGEST_BODY_BYTES // (len(raw) + 1))) + b"]"
     try_find_size_problem(repeated)
 
 

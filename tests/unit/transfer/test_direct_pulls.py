@@ -64,7 +64,7 @@ def test_nothing_is_confirmed_for_a_pull_that_was_cancelled() -> None:
     assert memory.copies.wait(_LONG_S)
     cancelling = threading.Thread(target=pull.cancel)
     cancelling.start()
-    while pull._progress.problem is None:
+    while pull._pulled.problem is None:
         time.sleep(0.001)
     memory.may_end.set()
     cancelling.join()

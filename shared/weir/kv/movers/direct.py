@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from weir.kv.memory.device import DeviceMemory
-from weir.kv.movers.pull import TOO_LATE, PullFailed, PullFigures, PullProgress, WantedPage
+from weir.kv.movers.pull import TOO_LATE, PulledPages, PullFailed, PullFigures, WantedPage
 from weir.kv.movers.source import NO_CHECKSUM, checksum_of
 
 _END_S = 1.0
@@ -30,32 +30,32 @@ class DirectPull:
         self._page_bytes = page_bytes
         self._confirm = confirm
         self._queue: deque[WantedPage] = deque()
-        self._progress = PullProgress(page_bytes, deadline_s)
-        self._changed = self._progress.changed
+        self._pulled = PulledPages(page_bytes, deadline_s)
+        self._changed = self._pulled.changed
         self._is_writing = False
         self._thread = threading.Thread(target=self._run, name="direct pull", daemon=True)
         self._thread.start()
 
     @property
     def figures(self) -> PullFigures:
-        return self._progress.figures
+        return self._pulled.figures
 
     @property
     def num_first_pages(self) -> int:
-        return self._progress.num_first_pages
+        return self._pulled.num_first_pages
 
     def want(self, pages: Sequence[WantedPage]) -> None:
         with self._changed:
             self._queue.extend(pages)
-            self._progress.begin(len(pages))
+            self._pulled.begin(len(pages))
 
     def wait(self) -> None:
-        self._progress.wait()
+        self._pulled.wait()
 
     def finish(self) -> PullFigures:
         problem = None
         try:
-            self._progress.complete()
+            self._pulled.complete()
         except PullFailed as error:
             problem = str(error)
         is_over = self.cancel()
@@ -65,7 +65,7 @@ class DirectPull:
 
     def cancel(self) -> bool:
         with self._changed:
-            self._progress.fail("cancelled")
+            self._pulled.fail("cancelled")
             return self._changed.wait_for(lambda: not self._is_writing, _END_S)
 
     def _run(self) -> None:
@@ -75,16 +75,16 @@ class DirectPull:
         except Exception as error:  # noqa: BLE001 -- whatever a device raises: nobody waits for a thread that has ended
             with self._changed:
                 self.figures.num_breaks += 1
-                self._progress.fail(str(error) or type(error).__name__)
+                self._pulled.fail(str(error) or type(error).__name__)
         finally:
             self._memory.close()
 
     def _take_all(self) -> list[WantedPage]:
         """What is wanted now; nothing: the pull is over."""
         with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._queue) or self._progress.is_over, self._progress.left_s):
-                self._progress.fail(TOO_LATE)
-            pages = [] if self._progress.problem is not None else list(self._queue)
+            if not self._changed.wait_for(lambda: bool(self._queue) or self._pulled.is_over, self._pulled.left_s):
+                self._pulled.fail(TOO_LATE)
+            pages = [] if self._pulled.problem is not None else list(self._queue)
             self._queue.clear()
             return pages
 
@@ -98,14 +98,14 @@ class DirectPull:
             finally:
                 self._end()
         with self._changed:
-            if self._progress.problem is not None:
+            if self._pulled.problem is not None:
                 return
-        if not self._confirm(self._progress.left_s):
+        if not self._confirm(self._pulled.left_s):
             raise ValueError("the offer has ended, or a page is not what was offered")
         with self._changed:
-            if self._progress.problem is None:
+            if self._pulled.problem is None:
                 self.figures.num_direct += len(pages)
-                self._progress.add([page.number for page in pages])
+                self._pulled.add([page.number for page in pages])
 
     def _copy(self, page: WantedPage) -> None:
         page.place.copy_from(self._memory, page.page_id * self._page_bytes)
@@ -116,9 +116,9 @@ class DirectPull:
     def _try_begin(self) -> bool:
         """False: nothing is to be written any more, or it is too late."""
         with self._changed:
-            if not self._progress.left_s:
-                self._progress.fail(TOO_LATE)
-            self._is_writing = self._progress.problem is None
+            if not self._pulled.left_s:
+                self._pulled.fail(TOO_LATE)
+            self._is_writing = self._pulled.problem is None
             return self._is_writing
 
     def _end(self) -> None:

@@ -77,7 +77,7 @@ class Pull(Protocol):
         ...
 
 
-class PullProgress:
+class PulledPages:
     """Of one pull: `changed` guards it, and is notified of whatever somebody may wait for. Methods that say so are
     called with it held."""
 

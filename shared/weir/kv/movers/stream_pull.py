@@ -26,7 +26,7 @@ from weir.kv.movers.frames import (
     unpack_header,
 )
 from weir.kv.movers.pipes import PagePipe
-from weir.kv.movers.pull import TOO_LATE, PullFailed, PullFigures, PullProgress, WantedPage
+from weir.kv.movers.pull import TOO_LATE, PulledPages, PullFailed, PullFigures, WantedPage
 from weir.kv.movers.source import checksum_of
 
 _MAX_TRIES = 2
@@ -86,24 +86,24 @@ class PagePull:
         self._limits = limits
         self._window = limits.window_pages(page_bytes)
         self._queue: deque[WantedPage] = deque()
-        self._progress = PullProgress(page_bytes, deadline_s)
-        self._changed = self._progress.changed
+        self._pulled = PulledPages(page_bytes, deadline_s)
+        self._changed = self._pulled.changed
         self._pipes: dict[PagePipe, None] = {}
         """Ended in the order in which they came, so that what a pull does depends on no address."""
         self._threads: list[threading.Thread] = []
 
     @property
     def figures(self) -> PullFigures:
-        return self._progress.figures
+        return self._pulled.figures
 
     @property
     def num_first_pages(self) -> int:
-        return self._progress.num_first_pages
+        return self._pulled.num_first_pages
 
     def want(self, pages: Sequence[WantedPage]) -> None:
         with self._changed:
             self._queue.extend(pages)
-            self._progress.begin(len(pages))
+            self._pulled.begin(len(pages))
         if not self._threads:
             self._threads = [
                 threading.Thread(target=self._run, name="page pull", daemon=True)
@@ -113,12 +113,12 @@ class PagePull:
                 thread.start()
 
     def wait(self) -> None:
-        self._progress.wait()
+        self._pulled.wait()
 
     def finish(self) -> PullFigures:
         problem = None
         try:
-            self._progress.complete()
+            self._pulled.complete()
         except PullFailed as error:
             problem = str(error)
         is_over = self.cancel()
@@ -129,7 +129,7 @@ class PagePull:
     def cancel(self) -> bool:
         """Ends the streams. False: a thread still has one of them."""
         with self._changed:
-            self._progress.fail("cancelled")
+            self._pulled.fail("cancelled")
             pipes = tuple(self._pipes)
         for pipe in pipes:
             pipe.end()
@@ -145,7 +145,7 @@ class PagePull:
             except (OSError, MalformedFrame) as error:
                 self._on_break(stream, str(error) or type(error).__name__)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._progress.problem is not None, backoff_s)
+                    self._changed.wait_for(lambda: self._pulled.problem is not None, backoff_s)
                 backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
             finally:
                 with self._changed:
@@ -157,23 +157,23 @@ class PagePull:
     def _wait_wanted(self) -> bool:
         """Whether there is something to ask for; False: the pull is over."""
         with self._changed:
-            if not self._changed.wait_for(self._is_something_to_do, self._progress.left_s):
-                self._progress.fail(TOO_LATE)
-            return self._progress.problem is None and bool(self._queue)
+            if not self._changed.wait_for(self._is_something_to_do, self._pulled.left_s):
+                self._pulled.fail(TOO_LATE)
+            return self._pulled.problem is None and bool(self._queue)
 
     def _is_something_to_do(self) -> bool:
         """Pages to ask for, or to end."""
-        return bool(self._queue) or self._progress.is_over
+        return bool(self._queue) or self._pulled.is_over
 
     def _pull_over(self, stream: "_Stream") -> None:
         """Until nothing is missing, or wanted for a while. Raises OSError, MalformedFrame."""
-        pipe = stream.pipe = self._connect(self._progress.left_s)
+        pipe = stream.pipe = self._connect(self._pulled.left_s)
         with self._changed:
-            if self._progress.problem is not None:
+            if self._pulled.problem is not None:
                 return
             self._pipes[pipe] = None
         stream.greet()
-        while self._progress.problem is None:
+        while self._pulled.problem is None:
             with self._changed:
                 if not stream.asked:
                     self._changed.wait_for(self._is_something_to_do, self._limits.rest_s)
@@ -187,25 +187,25 @@ class PagePull:
     def _take(self, stream: "_Stream") -> list[WantedPage]:
         """What to ask for next; nothing while more than half of the window is on its way."""
         room = self._window - len(stream.asked)
-        if self._progress.problem is not None or (stream.asked and room < self._window / 2):
+        if self._pulled.problem is not None or (stream.asked and room < self._window / 2):
             return []
         return [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
 
     def _take_in(self, received: "_Received") -> None:
         page = received.page
         with self._changed:
-            if self._progress.problem is not None:
+            if self._pulled.problem is not None:
                 return
             if received.is_gone:
-                self._progress.fail(f"page {page.number} of the offer is not there any more")
+                self._pulled.fail(f"page {page.number} of the offer is not there any more")
             elif received.is_as_offered:
-                self._progress.add([page.number])
+                self._pulled.add([page.number])
             else:
                 self.figures.num_wrong += 1
                 self._queue.append(replace(page, num_tries=page.num_tries + 1))
                 if page.num_tries + 1 >= _MAX_TRIES:
                     why = f"page {page.number} of the offer came {_MAX_TRIES} times with another checksum"
-                    self._progress.fail(why)
+                    self._pulled.fail(why)
 
     def _on_break(self, stream: "_Stream", why: str) -> None:
         with self._changed:
@@ -213,9 +213,9 @@ class PagePull:
             stream.asked.clear()
             self.figures.num_breaks += 1
             if self.figures.num_breaks > self._limits.max_breaks:
-                self._progress.fail(f"its stream broke {self.figures.num_breaks} times, the last time since {why}")
-            if not self._progress.left_s:
-                self._progress.fail(TOO_LATE)
+                self._pulled.fail(f"its stream broke {self.figures.num_breaks} times, the last time since {why}")
+            if not self._pulled.left_s:
+                self._pulled.fail(TOO_LATE)
             self._changed.notify_all()
 
 
