@@ -232,5 +232,7 @@ def _host_view(host_id: str, taking: list[WorkerRecord], entries: list[_Entry], 
 
 def _differ_in_load_alone(before: WorkerRecord, record: WorkerRecord) -> bool:
     """Also where they do not differ: that is most often so, and costs least to see."""
-    load = {"num_running": record.num_running, "num_waiting": record.num_waiting, "num_live": record.num_live}
-    return before is record or replace(before, **load) == record
+    if before is record:
+        return True
+    now = replace(before, num_running=record.num_running, num_waiting=record.num_waiting, num_live=record.num_live)
+    return now == record

@@ -102,11 +102,6 @@ class PulledPages:
             return next(number for number in range(len(self._here) + 1) if number not in self._here)
 
     @property
-    def is_all_here(self) -> bool:
-        """All that was wanted so far. With `changed` held."""
-        return not self._num_missing
-
-    @property
     def is_over(self) -> bool:
         """Nothing is to be brought any more. With `changed` held."""
         return self.problem is not None or (self._is_complete and not self._num_missing)
