@@ -3,7 +3,7 @@ other, and count once the one that has them says that they were pinned all along
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 from numpy.testing import assert_array_equal
@@ -41,7 +41,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> list[list[OfferedPage]]:
     return appended
 
 
-async def _compute_other(there: ArenaClient, hashes: Sequence[bytes] = _OTHER) -> tuple[int, ...]:
+async def _compute_other(there: ArenaClient, hashes: tuple[bytes, ...] = _OTHER) -> tuple[int, ...]:
     match = await there.match(hashes, NUM_PAGES, 1)
     memory_of(there)[list(match.acquired.page_ids)] = 7
     chain = PageChain(match.acquired.page_ids, hashes)
@@ -49,7 +49,7 @@ async def _compute_other(there: ArenaClient, hashes: Sequence[bytes] = _OTHER) -
     return match.acquired.page_ids
 
 
-async def _fetch_other(here: ArenaClient, address: str, hashes: Sequence[bytes] = _OTHER) -> int:
+async def _fetch_other(here: ArenaClient, address: str, hashes: tuple[bytes, ...] = _OTHER) -> int:
     match = await here.match(hashes, NUM_PAGES, 1, source=PrefixSource(address, ""))
     await give_back(here, match)
     return len(match.page_ids)
