@@ -313,8 +313,9 @@ class RequestState:
             self._advance_phase(worker_id, update)
         if has_error:
             self.whereabouts.lose(worker_id)
+        # Tokens before the end may come after it, of the prefill worker.
+        self.is_over_at_workers |= output_end_from_pb(update.finish_reason) is not None
         if self.output.finish_reason is not None:
-            self.is_over_at_workers = output_end_from_pb(update.finish_reason) is not None
             self._observer.on_waits(update.waits)
             self._finish()
         elif has_error:

@@ -189,6 +189,16 @@ async def test_tokens_that_came_before_an_error_are_handed_out_before_it() -> No
     assert error.message == "gone; 3 tokens were sent before"
 
 
+async def test_an_end_that_overtakes_the_first_token_is_one_at_the_workers_too() -> None:
+    """Nothing is to be cancelled there."""
+    state = make_state([], ManualClock())
+    state.grant(PLACEMENT)
+    state.start()
+    state.on_update("d", update(REQUEST_ID, 1, ANSWER[1:], finish=LENGTH))
+    state.on_update("p", update(REQUEST_ID, 0, ANSWER[:1], handed_off=True))
+    assert (await read_all(state), state.is_over_at_workers) == ("hello world", True)
+
+
 async def test_a_whole_answer_is_handed_out_to_its_end() -> None:
     state = make_state([], ManualClock())
     state.grant(PLACEMENT)

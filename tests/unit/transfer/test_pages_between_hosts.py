@@ -162,9 +162,13 @@ async def test_who_gives_up_a_prefix_ends_what_others_wait_for(hosts: list[Host]
     await give_back(here, match)
 
 
-async def test_two_that_want_the_same_of_one_another_do_not_wait_for_one_another(hosts: list[Host]) -> None:
+async def test_two_that_want_the_same_of_one_another_do_not_wait_for_one_another(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bound in ("LONGEST_STILL_S", "LONGEST_FETCH_S"):
+        monkeypatch.setattr(f"weir_transfer.exchange.prefix_fetcher.{bound}", 120.0)
     clients = [await host.client("w0") for host in hosts]
-    async with asyncio.timeout(1.5):
+    async with asyncio.timeout(30):
         matches = await asyncio.gather(
             *(fetch(client, other.pages_address) for client, other in zip(clients, reversed(hosts), strict=True))
         )
