@@ -24,7 +24,9 @@ OPTIONS = ("--ttft-ms", "1500", "--itl-ms", "2000", "--tick-s", "0.2", "--window
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("run"), num_decode=2, environ={"WEIR_ADOPTER_WAIT_S": "30"}) as stack:
+    flags = ("--arena-bytes", "0")  # as the machine has it: in a small one no decode worker is to spare
+    environ = {"WEIR_ADOPTER_WAIT_S": "30"}
+    with Stack(tmp_path_factory.mktemp("run"), num_decode=2, flags=flags, environ=environ) as stack:
         yield stack
 
 

@@ -1,5 +1,6 @@
 """Two hosts of one decode worker each: streams that all run at one of them spread by themselves."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,10 +41,15 @@ def open_measured_hosts(folder: Path) -> Iterator[TwoHosts]:
         wait_until(lambda: two.num_workers() == 2, timeout_s=TIMEOUT_S, what="both workers are known")
         two.a.run(*WEIR, "limits", "set", "rebalances=true", *RUNTIME, timeout_s=TIMEOUT_S)
         drain_b(two, "--grace-s", "0", "--wait")
-        two.ask("measured", [" ".join(["rain"] * (4 + 5 * number)) for number in range(40)], max_tokens=16)
-        wait_until(
-            lambda: "step_cost_base_ms" in two.figures(two.a)["decode-0"], timeout_s=TIMEOUT_S, what="a knows its steps"
-        )
+        rounds = itertools.count()
+
+        def has_measured() -> bool:
+            """After steps of many kinds: a busy machine may have too few of one in a round."""
+            name = f"measured-{next(rounds)}"
+            two.ask(name, [" ".join([name, *["rain"] * (4 + 5 * number)]) for number in range(40)], max_tokens=16)
+            return "step_cost_base_ms" in two.figures(two.a)["decode-0"]
+
+        wait_until(has_measured, timeout_s=TIMEOUT_S, what="a knows its steps")
         yield two
 
 
