@@ -43,7 +43,7 @@ class SequenceFetcher:
         self._dialer = dialer
         self._settled = settled
         self._num_stages = 0
-        self._pulls: set[Pull] = set()
+        self._pulls: dict[Pull, None] = {}
         self._is_closing = False
         self._threads = ThreadPoolExecutor(MAX_STAGES, thread_name_prefix="stage")
 
@@ -98,7 +98,7 @@ class SequenceFetcher:
         finally:
             for pull in pulls:
                 await end_pull(pull)
-                self._pulls.discard(pull)
+                self._pulls.pop(pull, None)
                 self._remote.count_pull(pull.figures)
                 if pull.figures.num_wrong:
                     self._arena.memories.doubt(address, is_wrong=True)
@@ -150,6 +150,6 @@ class SequenceFetcher:
         """Raises ValueError, and PullFailed at the end."""
         pull = await self._arena.begin(offer, _LIMITS, LONGEST_STAGE_S, source)
         pulls.append(pull)
-        self._pulls.add(pull)
+        self._pulls[pull] = None
         if self._is_closing:
             raise PullFailed(_ENDS)

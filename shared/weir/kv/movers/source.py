@@ -53,7 +53,7 @@ class _Offer:
     attempt: Attempt
     ticket: bytes
     pages: list[OfferedPage] = field(default_factory=list)
-    pipes: set[PagePipe] = field(default_factory=set)
+    pipes: dict[PagePipe, None] = field(default_factory=dict)
 
 
 class PageSource:
@@ -126,7 +126,7 @@ class PageSource:
             _log.debug("a page stream of transfer %s ended: %s", hello.transfer_id.hex(), error)
         finally:
             with self._lock:
-                offer.pipes.discard(pipe)
+                offer.pipes.pop(pipe, None)
 
     def _admit(self, hello: FrameHeader, ticket: bytes, pipe: PagePipe) -> _Offer:
         with self._lock:
@@ -135,7 +135,7 @@ class PageSource:
                 raise TransferGone
             if len(offer.pipes) >= _MAX_STREAMS:
                 raise MalformedFrame(f"transfer {hello.transfer_id.hex()} has {_MAX_STREAMS} streams already")
-            offer.pipes.add(pipe)
+            offer.pipes[pipe] = None
             return offer
 
     def _answer(self, hello: FrameHeader, offer: _Offer, pipe: PagePipe) -> None:
