@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from tests.hosts.streams import Asked, Read, Streams
-from tests.hosts.two_hosts import RUNTIME, TIMEOUT_S, WEIR, TwoHosts, open_two_hosts
+from tests.hosts.two_hosts import RUNTIME, TIMEOUT_S, TwoHosts, open_two_hosts
 
 from weir.testing.stack import wait_until
 
@@ -132,10 +132,7 @@ def _begin(two: TwoHosts, max_tokens: int, prompts: Sequence[str]) -> Streams:
 
 
 def _drain(two: TwoHosts, host: str, *flags: str) -> float:
-    """Returns how long it took, the command's own start included."""
-    began_s = time.monotonic()
-    two.a.run(*WEIR, "drain", "--host", host, *RUNTIME, *flags, timeout_s=TIMEOUT_S)
-    return time.monotonic() - began_s
+    return _Drain(two, host, *flags).run()
 
 
 if __name__ == "__main__":

@@ -313,10 +313,10 @@ class RequestState:
             self._advance_phase(worker_id, update)
         if has_error:
             self.whereabouts.lose(worker_id)
-        # Tokens before the end may come after it, of the prefill worker.
-        self.is_over_at_workers |= output_end_from_pb(update.finish_reason) is not None
-        if self.output.finish_reason is not None:
+        if output_end_from_pb(update.finish_reason) is not None and not self.is_over_at_workers:
+            self.is_over_at_workers = True  # although the prefill worker's token may be still to come
             self._observer.on_waits(update.waits)
+        if self.output.finish_reason is not None:
             self._finish()
         elif has_error:
             self._end_by_worker(worker_id, update.error)

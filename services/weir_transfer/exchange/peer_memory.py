@@ -41,7 +41,7 @@ class PeerMemories:
 
     def doubt(self, address: str, *, is_wrong: bool) -> None:
         """Pages did not come from there: the next ones have checksums again. `is_wrong`: what was mapped was not its
-        memory, and is not mapped any more."""
+        memory, and is not mapped for a while."""
         arena_id = self._mapped.pop(address, None)
         if arena_id is not None and is_wrong:
             _log.error(

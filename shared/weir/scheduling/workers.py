@@ -90,7 +90,7 @@ class Workers:
         before = entry.record if entry is not None and not entry.is_silent else None
         self._entries[record.worker_id] = _Entry(record, revision, now_s)
         self._forgotten.pop(record.worker_id, None)
-        if before is None or not _differ_in_load_alone(before, record):
+        if before is None or not _are_same_but_for_load(before, record):
             self._changed()
         return True
 
@@ -230,9 +230,8 @@ def _host_view(host_id: str, taking: list[WorkerRecord], entries: list[_Entry], 
     return HostView(host_id, prefill, decode, ids[DECODE], ids[PREFILL], max(own, min(shared, default=0)))
 
 
-def _differ_in_load_alone(before: WorkerRecord, record: WorkerRecord) -> bool:
-    """Also where they do not differ: that is most often so, and costs least to see."""
-    if before is record:
+def _are_same_but_for_load(before: WorkerRecord, record: WorkerRecord) -> bool:
+    if before is record:  # as in simulations most often
         return True
     now = replace(before, num_running=record.num_running, num_waiting=record.num_waiting, num_live=record.num_live)
     return now == record

@@ -92,11 +92,11 @@ class SimCapacity:
             attainment = self.predict(load, Pools(sizes.num_prefill, sizes.num_decode)).attainment
             return Estimate(attainment, -math.inf, math.inf, 1)
 
-        least, all_ = PoolSizes(*self._lower_bound(load, rate_a_s)), PoolSizes(*most)
-        found = search_upward(judge, target, least, all_, self._spec.max_steps)
-        if judge(found).mean < target and (reachable := judge(all_).mean - _NO_HELP) < target:
+        fewest, largest = PoolSizes(*self._lower_bound(load, rate_a_s)), PoolSizes(*most)
+        found = search_upward(judge, target, fewest, largest, self._spec.max_steps)
+        if judge(found).mean < target and (reachable := judge(largest).mean - _NO_HELP) < target:
             # Where all that there may be misses the target, as a prompt by itself may do, more workers are no help.
-            found = search_upward(judge, reachable, least, all_, self._spec.max_steps)
+            found = search_upward(judge, reachable, fewest, largest, self._spec.max_steps)
         return Pools(found.num_prefill, found.num_decode)
 
     def _lower_bound(self, load: ExpectedLoad, rate_a_s: float) -> Pools:

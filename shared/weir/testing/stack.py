@@ -24,7 +24,7 @@ from weir.runtime.stack.observe import try_observe
 from weir.runtime.stack.paths import InstancePaths
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
-ARENA_BYTES = "512MiB"
+_ARENA_BYTES = "512MiB"
 """Unless a test wants another: a quarter of what the machine would give, whose every page each process maps, costs a
 third less of processor time to start."""
 START_TIMEOUT_S = 180.0  # the first start on a machine compiles the kernels
@@ -67,7 +67,7 @@ class Stack:
         self._up_flags = [
             *("--prefill", str(num_prefill), "--decode", str(num_decode)),
             *("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)),
-            *("--arena-bytes", ARENA_BYTES),
+            *("--arena-bytes", _ARENA_BYTES),
             *flags,
         ]
 

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.sim.loads import PROFILE
 
 from weir.core.cost import StepCost
+from weir.planner.capacity import Prediction
 from weir.planner.observation import ExpectedLoad, Pools
 from weir.scheduling.limits import CoreLimits
 from weir.sim.capacity import CapacitySpec, SimCapacity
@@ -32,6 +33,22 @@ def test_heavier_loads_need_more_workers_and_those_are_enough(capacity: SimCapac
     assert sum(pools[0]) < sum(pools[1]) < sum(pools[2])
     for rate, found in zip((5.0, 20.0, 60.0), pools, strict=True):
         assert capacity.predict(replace(LOAD, rate_a_s=rate), found).attainment >= 0.95
+
+
+def test_what_all_workers_together_could_do_is_not_simulated_where_fewer_are_enough(
+    capacity: SimCapacity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, predict = list[Pools](), capacity.predict
+
+    def note(load: ExpectedLoad, pools: Pools) -> Prediction:
+        asked.append(pools)
+        return predict(load, pools)
+
+    monkeypatch.setattr(capacity, "predict", note)
+    capacity.least_pools(LOAD, 0.95, MOST)
+    assert MOST not in asked
+    capacity.least_pools(replace(LOAD, rate_a_s=2000.0), 0.95, MOST)
+    assert MOST in asked
 
 
 def test_long_prompts_need_prefill_workers_and_long_answers_decode_workers(capacity: SimCapacity) -> None:

@@ -8,11 +8,10 @@ first page always, they are compared too: whether this is the memory that it is 
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from weir.kv.memory.device import DeviceMemory
-from weir.kv.movers.pull import TOO_LATE, PulledPages, PullFailed, PullFigures, WantedPage
+from weir.kv.movers.pull import PulledPages, PullFigures, WantedPage
 from weir.kv.movers.source import NO_CHECKSUM, checksum_of
 
 _END_S = 1.0
@@ -29,7 +28,6 @@ class DirectPull:
         self._memory = memory
         self._page_bytes = page_bytes
         self._confirm = confirm
-        self._queue: deque[WantedPage] = deque()
         self._pulled = PulledPages(page_bytes, deadline_s)
         self._changed = self._pulled.changed
         self._is_writing = False
@@ -45,23 +43,13 @@ class DirectPull:
         return self._pulled.num_first_pages
 
     def want(self, pages: Sequence[WantedPage]) -> None:
-        with self._changed:
-            self._queue.extend(pages)
-            self._pulled.begin(len(pages))
+        self._pulled.want(pages)
 
     def wait(self) -> None:
         self._pulled.wait()
 
     def finish(self) -> PullFigures:
-        problem = None
-        try:
-            self._pulled.complete()
-        except PullFailed as error:
-            problem = str(error)
-        is_over = self.cancel()
-        if problem is not None:
-            raise PullFailed(problem if is_over else f"{problem}; a page is still being copied")
-        return self.figures
+        return self._pulled.finish(self.cancel)
 
     def cancel(self) -> bool:
         with self._changed:
@@ -82,10 +70,8 @@ class DirectPull:
     def _take_all(self) -> list[WantedPage]:
         """What is wanted now; nothing: the pull is over."""
         with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._queue) or self._pulled.is_over, self._pulled.left_s):
-                self._pulled.fail(TOO_LATE)
-            pages = [] if self._pulled.problem is not None else list(self._queue)
-            self._queue.clear()
+            pages = list(self._pulled.queue) if self._pulled.wait_wanted() else []
+            self._pulled.queue.clear()
             return pages
 
     def _bring(self, pages: Sequence[WantedPage]) -> None:
@@ -116,8 +102,7 @@ class DirectPull:
     def _try_begin(self) -> bool:
         """False: nothing is to be written any more, or it is too late."""
         with self._changed:
-            if not self._pulled.left_s:
-                self._pulled.fail(TOO_LATE)
+            self._pulled.check_time()
             self._is_writing = self._pulled.problem is None
             return self._is_writing
 

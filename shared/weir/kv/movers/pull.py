@@ -9,13 +9,14 @@ memory (`direct`).
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from weir.kv.memory.page_access import PagePlace
 
-TOO_LATE = "its time was over"
+_TOO_LATE = "its time was over"
 
 
 class PullFailed(Exception):
@@ -78,14 +79,16 @@ class Pull(Protocol):
 
 
 class PulledPages:
-    """Of one pull: `changed` guards it, and is notified of whatever somebody may wait for. Methods that say so are
-    called with it held."""
+    """What of a pull is wanted and what is here. `changed` guards it, and is notified of whatever somebody may wait for;
+    methods that say so are called with it held."""
 
     def __init__(self, page_bytes: int, deadline_s: float) -> None:
         """`deadline_s`: of `time.monotonic`, for all of the pull."""
         self.changed = threading.Condition()
         self.figures = PullFigures()
         self.problem: str | None = None
+        self.queue: deque[WantedPage] = deque()
+        """Wanted, and on its way by nobody yet."""
         self._page_bytes = page_bytes
         self._deadline_s = deadline_s
         self._num_missing = 0
@@ -102,20 +105,33 @@ class PulledPages:
             return next(number for number in range(len(self._here) + 1) if number not in self._here)
 
     @property
-    def is_over(self) -> bool:
-        """Nothing is to be brought any more. With `changed` held."""
-        return self.problem is not None or (self._is_complete and not self._num_missing)
-
-    @property
     def left_s(self) -> float:
         return max(0.0, self._deadline_s - time.monotonic())
 
-    def begin(self, num_pages: int) -> None:
-        """So many more are wanted. With `changed` held."""
-        if not self._num_missing:
-            self._busy_since_s = time.monotonic()
-        self._num_missing += num_pages
-        self.changed.notify_all()
+    @property
+    def is_something_to_do(self) -> bool:
+        """Pages to bring, or to end. With `changed` held."""
+        is_all_here = self._is_complete and not self._num_missing
+        return self.problem is not None or bool(self.queue) or is_all_here
+
+    def want(self, pages: Sequence[WantedPage]) -> None:
+        with self.changed:
+            if not self._num_missing:
+                self._busy_since_s = time.monotonic()
+            self.queue.extend(pages)
+            self._num_missing += len(pages)
+            self.changed.notify_all()
+
+    def wait_wanted(self) -> bool:
+        """Whether there are pages to bring; False: the pull is over. With `changed` held."""
+        if not self.changed.wait_for(lambda: self.is_something_to_do, self.left_s):
+            self.fail(_TOO_LATE)
+        return self.problem is None and bool(self.queue)
+
+    def check_time(self) -> None:
+        """With `changed` held."""
+        if not self.left_s:
+            self.fail(_TOO_LATE)
 
     def add(self, numbers: Sequence[int]) -> None:
         """These came and are as offered. With `changed` held."""
@@ -136,13 +152,18 @@ class PulledPages:
         """Until all that was wanted so far is here. Raises PullFailed."""
         with self.changed:
             if not self.changed.wait_for(lambda: self.problem is not None or not self._num_missing, self.left_s):
-                self.fail(TOO_LATE)
+                self.fail(_TOO_LATE)
             if self.problem is not None:
                 raise PullFailed(self.problem)
 
-    def complete(self) -> None:
-        """Nothing more will be wanted: as `wait`."""
+    def finish(self, cancel: Callable[[], bool]) -> PullFigures:
+        """As `Pull.finish`. `cancel`: the pull's."""
         with self.changed:
             self._is_complete = True
             self.changed.notify_all()
-        self.wait()
+        try:
+            self.wait()
+        except PullFailed as error:
+            raise error if cancel() else PullFailed(f"{error}; a thread still writes into its pages") from None
+        cancel()
+        return self.figures

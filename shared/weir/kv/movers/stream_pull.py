@@ -26,7 +26,7 @@ from weir.kv.movers.frames import (
     unpack_header,
 )
 from weir.kv.movers.pipes import PagePipe
-from weir.kv.movers.pull import TOO_LATE, PulledPages, PullFailed, PullFigures, WantedPage
+from weir.kv.movers.pull import PulledPages, PullFigures, WantedPage
 from weir.kv.movers.source import checksum_of
 
 _MAX_TRIES = 2
@@ -85,7 +85,6 @@ class PagePull:
         self._connect = connect
         self._limits = limits
         self._window = limits.window_pages(page_bytes)
-        self._queue: deque[WantedPage] = deque()
         self._pulled = PulledPages(page_bytes, deadline_s)
         self._changed = self._pulled.changed
         self._pipes: dict[PagePipe, None] = {}
@@ -101,9 +100,7 @@ class PagePull:
         return self._pulled.num_first_pages
 
     def want(self, pages: Sequence[WantedPage]) -> None:
-        with self._changed:
-            self._queue.extend(pages)
-            self._pulled.begin(len(pages))
+        self._pulled.want(pages)
         if not self._threads:
             self._threads = [
                 threading.Thread(target=self._run, name="page pull", daemon=True)
@@ -116,15 +113,7 @@ class PagePull:
         self._pulled.wait()
 
     def finish(self) -> PullFigures:
-        problem = None
-        try:
-            self._pulled.complete()
-        except PullFailed as error:
-            problem = str(error)
-        is_over = self.cancel()
-        if problem is not None:
-            raise PullFailed(problem if is_over else f"{problem}; a thread still writes into its pages")
-        return self.figures
+        return self._pulled.finish(self.cancel)
 
     def cancel(self) -> bool:
         """Ends the streams. False: a thread still has one of them."""
@@ -138,7 +127,7 @@ class PagePull:
 
     def _run(self) -> None:
         backoff_s = _FIRST_BACKOFF_S
-        while self._wait_wanted():
+        while self._is_wanted():
             stream = _Stream(self._hello, self._page_bytes)
             try:
                 self._pull_over(stream)
@@ -154,16 +143,9 @@ class PagePull:
                     self._changed.notify_all()
                 stream.close()
 
-    def _wait_wanted(self) -> bool:
-        """Whether there is something to ask for; False: the pull is over."""
+    def _is_wanted(self) -> bool:
         with self._changed:
-            if not self._changed.wait_for(self._is_something_to_do, self._pulled.left_s):
-                self._pulled.fail(TOO_LATE)
-            return self._pulled.problem is None and bool(self._queue)
-
-    def _is_something_to_do(self) -> bool:
-        """Pages to ask for, or to end."""
-        return bool(self._queue) or self._pulled.is_over
+            return self._pulled.wait_wanted()
 
     def _pull_over(self, stream: "_Stream") -> None:
         """Until nothing is missing, or wanted for a while. Raises OSError, MalformedFrame."""
@@ -176,7 +158,7 @@ class PagePull:
         while self._pulled.problem is None:
             with self._changed:
                 if not stream.asked:
-                    self._changed.wait_for(self._is_something_to_do, self._limits.rest_s)
+                    self._changed.wait_for(lambda: self._pulled.is_something_to_do, self._limits.rest_s)
                 pages = self._take(stream)
             if pages:
                 stream.ask(pages)
@@ -189,7 +171,7 @@ class PagePull:
         room = self._window - len(stream.asked)
         if self._pulled.problem is not None or (stream.asked and room < self._window / 2):
             return []
-        return [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
+        return [self._pulled.queue.popleft() for _ in range(min(room, len(self._pulled.queue)))]
 
     def _take_in(self, received: "_Received") -> None:
         page = received.page
@@ -202,20 +184,19 @@ class PagePull:
                 self._pulled.add([page.number])
             else:
                 self.figures.num_wrong += 1
-                self._queue.append(replace(page, num_tries=page.num_tries + 1))
+                self._pulled.queue.append(replace(page, num_tries=page.num_tries + 1))
                 if page.num_tries + 1 >= _MAX_TRIES:
                     why = f"page {page.number} of the offer came {_MAX_TRIES} times with another checksum"
                     self._pulled.fail(why)
 
     def _on_break(self, stream: "_Stream", why: str) -> None:
         with self._changed:
-            self._queue.extendleft(reversed(stream.asked))
+            self._pulled.queue.extendleft(reversed(stream.asked))
             stream.asked.clear()
             self.figures.num_breaks += 1
             if self.figures.num_breaks > self._limits.max_breaks:
                 self._pulled.fail(f"its stream broke {self.figures.num_breaks} times, the last time since {why}")
-            if not self._pulled.left_s:
-                self._pulled.fail(TOO_LATE)
+            self._pulled.check_time()
             self._changed.notify_all()
 
 

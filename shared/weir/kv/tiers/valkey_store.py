@@ -158,7 +158,9 @@ class ValkeyPageStore:
         while True:
             self._cursor, keys = self._client.scan(self._cursor, match=self._prefix + b"*", count=_KEYS_AT_A_TIME)
             self._seen.update(filter(None, (self._try_hash_of(_bytes_of(key)) for key in keys)))
-            if not self._cursor or len(self._seen) > _MAX_KNOWN_PAGES:
+            if (is_full := len(self._seen) > _MAX_KNOWN_PAGES) or not self._cursor:
+                if is_full:
+                    _log.warning("%s has more than %d pages: the others are not read", self._address, _MAX_KNOWN_PAGES)
                 self._known, self._seen, self._cursor = self._seen, set(), 0
                 return
             if self._clock.now_s() > ends_at_s:
