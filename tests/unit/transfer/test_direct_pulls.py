@@ -52,6 +52,20 @@ def test_what_a_copy_raises_ends_the_pull(error: Exception) -> None:
     assert memory.closed.wait(_LONG_S)
 
 
+def test_a_pull_whose_time_is_over_says_so_and_whether_somebody_still_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.kv.movers.direct._END_S", 0.01)
+    memory = _Memory()
+    pull = DirectPull(cast(Any, memory), 8, lambda _: True, time.monotonic() + 0.05)
+    pull.want([memory.wanted()])
+    with pytest.raises(PullFailed, match="its time was over; a thread still writes into its pages"):
+        pull.finish()
+    assert not pull.cancel()
+    memory.may_end.set()
+    assert memory.closed.wait(_LONG_S)
+    with pytest.raises(PullFailed, match="its time was over$"):
+        pull.finish()
+
+
 def test_nothing_is_confirmed_for_a_pull_that_was_cancelled() -> None:
     memory, confirmed = _Memory(), list[float]()
 

@@ -100,9 +100,8 @@ class DirectPull:
             raise ValueError(f"page {page.number} of the offer has another checksum in the memory that was read")
 
     def _try_begin(self) -> bool:
-        """False: nothing is to be written any more, or it is too late."""
+        """False: nothing is to be written any more."""
         with self._changed:
-            self._pulled.check_time()
             self._is_writing = self._pulled.problem is None
             return self._is_writing
 

@@ -79,7 +79,7 @@ class Pull(Protocol):
 
 
 class PulledPages:
-    """What of a pull is wanted and what is here. `changed` guards it, and is notified of whatever somebody may wait for;
+    """What of a pull is wanted and what is here. `changed` guards it, and is notified of all that somebody may wait for;
     methods that say so are called with it held."""
 
     def __init__(self, page_bytes: int, deadline_s: float) -> None:
@@ -127,11 +127,6 @@ class PulledPages:
         if not self.changed.wait_for(lambda: self.is_something_to_do, self.left_s):
             self.fail(_TOO_LATE)
         return self.problem is None and bool(self.queue)
-
-    def check_time(self) -> None:
-        """With `changed` held."""
-        if not self.left_s:
-            self.fail(_TOO_LATE)
 
     def add(self, numbers: Sequence[int]) -> None:
         """These came and are as offered. With `changed` held."""

@@ -196,7 +196,6 @@ class PagePull:
             self.figures.num_breaks += 1
             if self.figures.num_breaks > self._limits.max_breaks:
                 self._pulled.fail(f"its stream broke {self.figures.num_breaks} times, the last time since {why}")
-            self._pulled.check_time()
             self._changed.notify_all()
 
 

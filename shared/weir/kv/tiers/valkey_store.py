@@ -79,7 +79,6 @@ class ValkeyPageStore:
                 memory = self._client.info("memory")
                 num_bytes = int(memory.get("used_memory", 0))
         except (RedisError, OSError) as error:
-            self._seen, self._cursor = set(), 0  # it may be another server the next time
             self._on_failure(error)
             return
         self._num_bytes = num_bytes
