@@ -62,7 +62,7 @@ def test_a_pull_whose_time_is_over_says_so_and_whether_somebody_still_writes(mon
     assert not pull.cancel()
     memory.may_end.set()
     assert memory.closed.wait(_LONG_S)
-    with pytest.raises(PullFailed, match="its time was over$"):
+    with pytest.raises(PullFailed, match=r"its time was over$"):
         pull.finish()
 
 

@@ -79,7 +79,7 @@ class Pull(Protocol):
 
 
 class PulledPages:
-    """What of a pull is wanted and what is here. `changed` guards it, and is notified of all that somebody may wait for;
+    """What of a pull is wanted and what is here. `changed` guards it, and is notified of all that may be waited for;
     methods that say so are called with it held."""
 
     def __init__(self, page_bytes: int, deadline_s: float) -> None:
