@@ -7,6 +7,7 @@ What must hold for the code under test: callbacks of one process run in the orde
 import asyncio
 import contextvars
 import heapq
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -70,6 +71,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._max_events = max_events
         self._readers: dict[int, tuple[SimProcess | None, asyncio.Handle]] = {}
         self.num_events = 0
+        self.numbers = itertools.count()
+        """Of tasks and futures."""
         self.is_over = False
         self.after_event: Callable[[SimProcess | None], None] | None = None
         self.run_work: Callable[[Callable[[], None]], None] = lambda work: work()
@@ -83,6 +86,9 @@ class SimLoop(asyncio.BaseEventLoop):
     def now_s(self) -> float:
         """The loop is the clock of every process too."""
         return self._now_s
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return _SimFuture(self)
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         return self.call_soon(callback, *args, context=context)
@@ -210,10 +216,27 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: Exception | None)
         future.set_result(result)
 
 
-class _SimTask(asyncio.Task):  # type: ignore[type-arg]
-    """Knows whose it is."""
+class _SimFuture(asyncio.Future):  # type: ignore[type-arg]
+    """Sets have it where its number says, and not where its address does: what walks them does the same each time."""
 
-    sim_process: SimProcess | None = None
+    def __init__(self, loop: SimLoop) -> None:
+        self._number = next(loop.numbers)
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _SimTask(asyncio.Task):  # type: ignore[type-arg]
+    """Knows whose it is; in sets as `_SimFuture`."""
+
+    def __init__(self, coroutine: Any, loop: SimLoop, process: SimProcess | None, **more: Any) -> None:
+        self._number = next(loop.numbers)
+        self.sim_process = process
+        super().__init__(coroutine, loop=loop, **more)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 def _make_task(loop: SimLoop, coroutine: Any, context: contextvars.Context | None = None, **more: Any) -> _SimTask:
@@ -224,6 +247,4 @@ def _make_task(loop: SimLoop, coroutine: Any, context: contextvars.Context | Non
             context.run(PROCESS.set, process)  # a context of its own is no way out of a process
         else:
             process = owner
-    task = _SimTask(coroutine, loop=loop, context=context, **more)
-    task.sim_process = process
-    return task
+    return _SimTask(coroutine, loop, process, context=context, **more)
