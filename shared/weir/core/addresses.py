@@ -117,33 +117,46 @@ def is_port_free(host: str, port: int) -> bool:
     return True
 
 
-def _is_held(host: str, port: int) -> bool:
-    """Also by `hold_port` of another program, whose server would find somebody there."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as claim:
-        try:
-            claim.bind((host.strip("[]"), port))  # without SO_REUSEADDR: refused beside any other
-        except OSError:
-            return True
-    return False
-
-
 class PortDealer:
-    """Gives each of `ports` once at most, in an order of chance, if nobody holds it then."""
+    """Gives each of `ports` once at most, in an order of chance, if nobody holds it then; and holds it from then on, so
+    that no dealer of another program gives it."""
 
     def __init__(self, ports: Collection[int], rng: random.Random) -> None:
         self._left = rng.sample(list(ports), len(ports))
+        self._holders: list[socket.socket] = []
 
     def deal(self, host: str = LOOPBACK) -> int:
         """Raises NoFreePort."""
         while self._left:
             port = self._left.pop()
-            if not _is_held(host, port):
+            holder = _try_claim(host, port)
+            if holder is not None:
+                self._holders.append(holder)
                 return port
         raise NoFreePort(f"no port of {host} that this process has not given yet is free")
 
+    def close(self) -> None:
+        for holder in self._holders:
+            holder.close()
+
+
+def _try_claim(host: str, port: int) -> socket.socket | None:
+    """As `hold_port`, but nothing where another program holds it too, whose server would find somebody there."""
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        holder.bind((host.strip("[]"), port))  # without SO_REUSEADDR: refused beside any other
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        holder.close()
+        return None
+    return holder
+
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port for a server that starts later; another one at every call of this process. Raises NoFreePort."""
+    """A port for a server that starts later, held until this process ends; another one at every call.
+
+    Raises NoFreePort.
+    """
     return _dealer().deal(host)
 
 

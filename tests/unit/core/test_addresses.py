@@ -1,6 +1,7 @@
 import random
 import socket
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -49,22 +50,39 @@ def test_a_process_is_not_given_a_port_twice() -> None:
     assert {*ports} <= {*server_ports()}
 
 
+def dealer_of(*ports: int) -> closing[PortDealer]:
+    return closing(PortDealer(ports, random.Random(0)))
+
+
+def unheld_port() -> int:
+    with closing(PortDealer(server_ports(), random.Random())) as dealer:
+        return dealer.deal()
+
+
 def test_a_dealer_passes_over_what_is_in_use_and_ends_by_name() -> None:
-    free, busy = free_port(), free_port()
-    with socket.create_server((LOOPBACK, busy)):
-        dealer = PortDealer([free, busy], random.Random(0))
+    free, busy = unheld_port(), unheld_port()
+    with socket.create_server((LOOPBACK, busy)), dealer_of(free, busy) as dealer:
         assert dealer.deal() == free
         with pytest.raises(NoFreePort, match=r"no port of 127.0.0.1"):
             dealer.deal()
 
 
 def test_a_port_that_another_program_holds_is_not_dealt() -> None:
-    free, held = free_port(), free_port()
-    with hold_port(LOOPBACK, held):
-        dealer = PortDealer([free, held], random.Random(0))
+    free, held = unheld_port(), unheld_port()
+    with hold_port(LOOPBACK, held), dealer_of(free, held) as dealer:
         assert dealer.deal() == free
         with pytest.raises(NoFreePort):
             dealer.deal()
+
+
+def test_two_programs_are_not_dealt_the_same_port() -> None:
+    port = unheld_port()
+    with dealer_of(port) as one, dealer_of(port) as other:
+        assert one.deal() == port
+        with pytest.raises(NoFreePort):
+            other.deal()
+        with hold_port(LOOPBACK, port), socket.create_server((LOOPBACK, port)):
+            pass  # for which it was dealt
 
 
 def test_a_server_starts_and_restarts_at_a_port_that_is_held_for_it() -> None:
