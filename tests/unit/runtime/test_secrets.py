@@ -12,6 +12,7 @@ from weir.runtime.config import ConfigError, ServiceConfig, read_config
 from weir.runtime.stack.config import StackConfig
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.plan import plan_stack
+from weir.runtime.stack.starter import ProcessStarter
 from weir.runtime.stack.supervised import StartPolicy, SupervisedProcess
 
 URL = "nats://weir:s3cret@10.0.0.1:4222"
@@ -46,7 +47,7 @@ async def test_a_process_has_the_environment_of_its_plan_over_that_of_its_superv
     paths.make()
     spec = replace(fake_spec(paths, "decode-0"), environ={"WEIR_NATS_URL": URL})
     outer = {"WEIR_NATS_URL": "nats://other:1", "KEPT": "yes"}
-    supervised = SupervisedProcess(spec, StartPolicy(), outer, lambda _: None, lambda what, error: None)
+    supervised = SupervisedProcess(spec, StartPolicy(), ProcessStarter(outer), lambda _: None, lambda what, error: None)
     running = asyncio.create_task(supervised.run())
     try:
         await asyncio.wait_for(supervised.ready.wait(), 20)

@@ -14,6 +14,7 @@ from tests.unit.runtime.services import kill_all
 from tests.unit.runtime.stacks import FAST, fake_spec
 
 from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.starter import ProcessStarter
 from weir.runtime.stack.supervised import (
     ProcessFailed,
     StartPolicy,
@@ -35,7 +36,7 @@ class Watched:
         self.start_errors: list[str] = []
         self.troubles: list[str] = []
         spec = fake_spec(paths, "decode-0")
-        self.process = SupervisedProcess(spec, policy, os.environ, self._on_change, self._on_trouble)
+        self.process = SupervisedProcess(spec, policy, ProcessStarter(os.environ), self._on_change, self._on_trouble)
 
     def _on_change(self, process: SupervisedProcess) -> None:
         self.phases.append(process.state.phase)

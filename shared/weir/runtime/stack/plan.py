@@ -57,6 +57,15 @@ class ProcessSpec:
     credentials: HostCredentials | None = None
     """Of its host, where hosts share some: its supervisor asks it by its own certificate."""
 
+    @property
+    def module(self) -> str | None:
+        """That Python runs; None: another program."""
+        return self.command[2] if self.command[:2] == (sys.executable, "-m") else None
+
+    @property
+    def module_words(self) -> tuple[str, ...]:
+        return self.command[3:]
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayPorts:

@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +23,10 @@ from weir.core.errors import WeirError
 from weir.core.process import ProcessIdentity
 from weir.runtime.stack.plan import ProcessSpec
 from weir.runtime.stack.processes import try_identify
+from weir.runtime.stack.starter import ProcessStarter, StartedProcess
 from weir.runtime.stack.state import ProcessPhase, ProcessState
 
 _EXIT_USAGE = 2
-_COMMANDS_OWN = frozenset({"WEIR_TLS_CERT", "WEIR_TLS_KEY", "WEIR_TLS_CA"})
 _KILL_S = 5.0
 MAX_LOG_BYTES = 16 * 1024 * 1024
 _TAIL_BYTES = 16 * 1024
@@ -66,7 +66,7 @@ class SupervisedProcess:
         self,
         spec: ProcessSpec,
         policy: StartPolicy,
-        environ: Mapping[str, str],
+        starter: ProcessStarter,
         on_change: Callable[["SupervisedProcess"], None],
         on_trouble: Callable[[str, Shortage], None],
         clock: Clock | None = None,
@@ -76,13 +76,13 @@ class SupervisedProcess:
         self.start_error: Shortage | None = None
         """Why the last start made no process; None if it made one."""
         self._policy = policy
-        self._environ = dict(environ)
+        self._starter = starter
         self._on_change = on_change
         self._on_trouble = on_trouble
         self._reported: set[str] = set()
         self._clock = clock or SystemClock()
         self._backoff = Backoff(policy.first_backoff_s, policy.max_backoff_s)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: StartedProcess | None = None
         self._identity: ProcessIdentity | None = None
         self._phase: ProcessPhase = "starting"
         self._address = ""
@@ -181,19 +181,11 @@ class SupervisedProcess:
             self.ready.clear()
             self._identity = None
 
-    async def _launch(self) -> asyncio.subprocess.Process:
+    async def _launch(self) -> StartedProcess:
         self.spec.ready_file.unlink(missing_ok=True)
         log = open_for_child(self.spec.log_path)
         try:
-            # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which ends things in order.
-            self._process = await asyncio.create_subprocess_exec(
-                *self.spec.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**_without_commands_own(self._environ), **self.spec.environ},
-                start_new_session=True,
-            )
+            self._process = await self._starter.start(self.spec, log)
         finally:
             os.close(log)
         self._started_at = time.time()
@@ -281,8 +273,3 @@ def last_lines(path: Path, num_lines: int = 15) -> list[str]:
             return log.read().decode(errors="replace").splitlines()[-num_lines:]
     except FileNotFoundError:
         return []
-
-
-def _without_commands_own(environ: Mapping[str, str]) -> dict[str, str]:
-    """Certificates that an operator's commands show are not those of the processes that one of them starts."""
-    return {name: value for name, value in environ.items() if name not in _COMMANDS_OWN}

@@ -15,6 +15,7 @@ from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.plan import STOP_ORDER, ProcessSpec, StackPlan
 from weir.runtime.stack.processes import tag
 from weir.runtime.stack.readiness import read_notes
+from weir.runtime.stack.starter import ProcessStarter
 from weir.runtime.stack.state import Phase, ProcessState, StackState, read_boot_id, write_state
 from weir.runtime.stack.supervised import Shortage, StartPolicy, SupervisedProcess
 
@@ -81,9 +82,10 @@ class Supervisor:
         tags = tag(plan.paths.folder, self._identity)
         tagged = {"GRPC_VERBOSITY": "ERROR", **environ, **tags, "PYTHONUNBUFFERED": "1"}
         start_policy = policy or StartPolicy()
+        self._starter = starter = ProcessStarter(tagged)
 
         def supervise(spec: ProcessSpec) -> SupervisedProcess:
-            return SupervisedProcess(spec, start_policy, tagged, self._on_change, self._on_trouble)
+            return SupervisedProcess(spec, start_policy, starter, self._on_change, self._on_trouble)
 
         self._supervise = supervise
         self._processes = [supervise(spec) for spec in plan.specs]
@@ -112,8 +114,9 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         try:
-            self._running = [self._spawn(process) for process in self._processes]
-            is_ready = await self._wait_ready()
+            async with self._starter.forking(self._plan.specs):
+                self._running = [self._spawn(process) for process in self._processes]
+                is_ready = await self._wait_ready()
             if is_ready:
                 await self._stay()
             return is_ready
