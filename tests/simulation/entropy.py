@@ -2,7 +2,6 @@
 places that only label something with a time or an id, in some thirty files, and for what an import has bound.
 """
 
-import functools
 import os
 import random
 import time
@@ -15,12 +14,10 @@ from unittest import mock
 from tests.simulation.loop import SimLoop
 from tests.simulation.mortal import MortalSegment
 from tests.simulation.threads import SimThreads
-from weir_gateway.frontends.openapi.document import openapi_document
 from weir_scheduler.counters_store import CountersStore
 from weir_scheduler.leadership import Leadership
 
 _UNIX_S = 1_700_000_000.0
-_document = functools.cache(openapi_document)
 """A third of what a world takes, and nobody reads it."""
 
 
@@ -53,7 +50,6 @@ def taken_from_the_world(loop: SimLoop, rng: random.Random, threads: SimThreads)
         mock.patch("weir.kv.movers.source.threading", threads),
         mock.patch("weir.kv.arena.segment.Segment", MortalSegment),
         mock.patch("weir.rpc.arena.lease_stream.Segment", MortalSegment),
-        mock.patch("weir_gateway.frontends.http_frontend.openapi_document", _document),
         *(mock.patch.dict(owner.__init__.__kwdefaults__, unix_time_s=unix_s) for owner in (Leadership, CountersStore)),
     )
     random_state = random.getstate()

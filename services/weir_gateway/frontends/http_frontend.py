@@ -8,10 +8,9 @@ from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-import weir
 from weir.core.addresses import is_loopback
 from weir.core.credentials import try_read_key
 from weir.core.errors import InternalError, PermissionDenied, WeirError
@@ -37,7 +36,6 @@ from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
-from weir_gateway.frontends.json_parts import dump
 from weir_gateway.frontends.openai.render import AnswerRenderer, error_body
 from weir_gateway.frontends.openai.schema import (
     AskedAnswer,
@@ -48,8 +46,7 @@ from weir_gateway.frontends.openai.schema import (
     parse_body,
 )
 from weir_gateway.frontends.openai.whole_answer import rendered, whole_answer
-from weir_gateway.frontends.openapi.document import openapi_document
-from weir_gateway.frontends.openapi.page import CONTENT_SECURITY_POLICY, openapi_page
+from weir_gateway.frontends.openapi.handlers import OpenApiDocuments
 from weir_gateway.frontends.rate_limits import rate_limit_headers
 from weir_gateway.frontends.recent_requests import RecentRequestsApi
 from weir_gateway.frontends.responses.handlers import ResponsesApi
@@ -113,7 +110,7 @@ class HttpFrontend:
         if console is not None:
             answers += [("GET", path, answer) for path, answer in console.routes()]
             answers += [("GET", path, _plain(make)) for path, make in console_files().items()]
-        answers += _documents()
+        answers += OpenApiDocuments().routes()
         return HttpApp(
             [Route(path, self._endpoint(method, path, answer), methods=[method]) for method, path, answer in answers],
             _on_http_exception,
@@ -325,16 +322,6 @@ def _plain(make: Callable[[], Response]) -> Handler:
         return make()
 
     return answer
-
-
-def _documents() -> list[tuple[str, str, Handler]]:
-    document = openapi_document(weir.__version__)
-    rendered = dump(document).encode()  # once: anybody may ask for it
-    page, headers = openapi_page(document), {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
-    return [
-        ("GET", "/openapi.json", _plain(lambda: _json_response(rendered))),
-        ("GET", "/docs", _plain(lambda: HTMLResponse(page, headers=headers))),
-    ]
 
 
 def _on_http_exception(request: Request, error: HTTPException) -> Response:

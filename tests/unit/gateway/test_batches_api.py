@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import openai
 import pytest
 from openai.types import Batch
@@ -145,7 +144,7 @@ async def test_wrong_fields_are_named(world: World, client: openai.AsyncOpenAI) 
         await client.batches.create(input_file_id="file-no", endpoint=CHAT, completion_window="24h")
     with pytest.raises(openai.BadRequestError, match="purpose"):
         await client.files.create(file=("f", b"x"), purpose="fine-tune")
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         assert (await http.post("/v1/files", content=b"x")).status_code == 400
         assert (await http.get("/v1/files?limit=0")).json()["error"]["param"] == "limit"
 

@@ -31,7 +31,7 @@ def others_than_the_database(folder: Path, pattern: str = "*") -> list[Path]:
 async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         open_world(with_batches(tmp_path, max_file_bytes=1 << 16)) as world,
-        httpx.AsyncClient(base_url=world.http_url, timeout=60) as client,
+        world.http_client(timeout=60) as client,
     ):
         yield client
         counted = world.metric("batch_store_failures_total"), world.metric("http_internal_errors_total")

@@ -83,7 +83,7 @@ async def test_nobody_waits_for_a_piece_of_another_tenant_or_without_peers() -> 
 
 async def test_long_bodies_that_waited_for_the_share_of_their_tenant_are_not_read_at_once() -> None:
     num, num_bytes = 24, 400_000
-    async with open_world(**GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+    async with open_world(**GATEWAY) as world, world.http_client(timeout=60) as http:
         await check_served(world, http)
         world.gateway.processor.threads.charge(A, 0.6)
         async with half_sent_bodies(world, num, num_bytes):
@@ -100,7 +100,7 @@ async def test_a_body_that_never_ends_keeps_no_other_of_its_tenant_from_coming()
     long = {**BODY, "user": "u" * 1_000_000}
     async with (
         open_world(**GATEWAY) as world,
-        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        world.http_client(timeout=60) as http,
         half_sent_bodies(world, 8, 200_000),
     ):
         await world.until(lambda: world.bodies.num_bytes == 8 * 200_000, "all that is sent of them is there")

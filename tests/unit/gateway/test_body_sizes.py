@@ -148,7 +148,7 @@ def test_a_body_may_be_so_long_that_a_prompt_that_is_too_long_is_named_and_a_lis
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+    async with world.http_client(timeout=60) as client:
         yield client
 
 
@@ -198,7 +198,7 @@ async def test_a_body_of_small_parts_stalls_nobody(world: World, http: httpx.Asy
 async def test_a_list_of_long_prompts_of_token_ids_is_answered() -> None:
     body = {"prompt": [[number % 256 for number in range(2048)]] * 256, "max_tokens": 1, "temperature": 0}
     settings = replace(FAST, driver=replace(FAST.driver, max_requests=300))
-    async with open_world(settings, max_context=4096) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world(settings, max_context=4096) as world, world.http_client() as http:
         response = await http.post("/v1/completions", json=body, timeout=60)
         assert response.status_code == 200, response.text
         assert len(response.json()["choices"]) == 256

@@ -32,7 +32,7 @@ SMALL = PortLimits(max_message_bytes=1000, max_calls=8)
 async def test_bodies_that_come_at_the_same_time_are_bounded_together() -> None:
     async with (
         open_world(max_bodies_bytes=1000, port_limits=SMALL) as world,
-        httpx.AsyncClient(base_url=world.http_url) as http,
+        world.http_client() as http,
     ):
         address = httpx.URL(world.http_url)
         _, writer = await asyncio.open_connection(address.host, address.port)

@@ -150,7 +150,7 @@ def test_the_caps_of_a_request_are_its_tenants_and_its_lanes() -> None:
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url) as client:
+    async with world.http_client() as client:
         yield client
 
 

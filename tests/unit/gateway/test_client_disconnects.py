@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 from opentelemetry.context import Context
 from tests.unit.gateway.fake_scheduler import CALLER
@@ -117,7 +116,7 @@ async def test_an_http_client_that_leaves_frees_everything(world: World, phase: 
     body = {"prompt": "x", "max_tokens": 9, "stream": is_stream}
 
     async def ask() -> None:
-        async with httpx.AsyncClient(base_url=world.http_url) as client:
+        async with world.http_client() as client:
             await client.post("/v1/completions", json=body)
 
     running = asyncio.create_task(ask())

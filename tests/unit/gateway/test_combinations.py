@@ -26,7 +26,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+    async with world.http_client(timeout=60) as client:
         yield client
 
 

@@ -105,7 +105,7 @@ def test_lanes_are_in_their_order_and_tenants_by_their_tokens() -> None:
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+    async with world.http_client(timeout=60) as client:
         yield client
 
 
@@ -136,7 +136,7 @@ async def test_the_page_loads_without_a_key_and_may_load_nothing_else(world: Wor
 async def test_snapshots_are_pushed_to_so_many_watchers_at_most() -> None:
     async with (
         open_world(replace(FAST, max_console_watchers=1)) as world,
-        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        world.http_client(timeout=60) as http,
     ):
         async with http.stream("GET", "/debug/stack/events") as watching:
             first = json.loads((await anext(watching.aiter_lines())).removeprefix("data: "))

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 from tests.unit.gateway.fake_scheduler import INSTANCE
 from tests.unit.gateway.world import World, open_world
@@ -41,7 +40,7 @@ async def register(world: World, worker_id: str, max_context_tokens: int) -> Non
 
 async def test_models_are_listed_with_the_context_of_their_workers(world: World) -> None:
     await register(world, world.decode.worker_id, 64)
-    async with AsyncWeirClient(world.grpc_address) as client, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with AsyncWeirClient(world.grpc_address) as client, world.http_client() as http:
         [model] = await client.list_models()
         shown = (await http.get("/v1/models")).json()["data"]
     assert model.max_context_tokens == 64

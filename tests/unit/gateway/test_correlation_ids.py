@@ -19,7 +19,7 @@ BODY = {"prompt": "x", "max_tokens": 5}
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url) as client:
+    async with world.http_client() as client:
         yield client
 
 

@@ -5,7 +5,6 @@ import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import httpx
 import pytest
 from tests.unit.gateway.fake_scheduler import INSTANCE, OPEN_RULES
 from tests.unit.gateway.test_access import CLOSED, KEY_A
@@ -43,7 +42,7 @@ async def test_by_http_a_request_that_would_wait_too_long_is_429_with_retry_afte
 ) -> None:
     await report(world, LANE)
     tokenized = world.tokenizer.num_encoded
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         response = await http.post("/v1/completions", json=BODY)
     assert response.status_code == 429
     assert 46 <= int(response.headers["Retry-After"]) <= 58
@@ -56,7 +55,7 @@ async def test_by_http_a_request_that_would_wait_too_long_is_429_with_retry_afte
 async def test_the_share_of_a_tenant_counts_where_another_one_has_a_key_and_nowhere_else(world: World) -> None:
     filled = replace(LANE, num_queued=7500, num_queued_of_all_models=7500, s_per_request=0.0)
     unnamed = replace(OPEN_RULES, tenants=(TenantAccess("a"), TenantAccess("b"), TenantAccess("default")))
-    async with httpx.AsyncClient(base_url=world.http_url, headers=bearer(KEY_A)) as http:
+    async with world.http_client(headers=bearer(KEY_A)) as http:
         for rules, tenant, status in ((unnamed, "default", 200), (CLOSED, "a", 429)):
             await write(world, rules)
             await report(world, replace(filled, tenants=(TenantQueue(tenant, 7500),)))
@@ -80,7 +79,7 @@ async def test_by_grpc_it_is_resource_exhausted_with_retry_info(world: World) ->
 async def test_a_body_that_none_of_the_callers_lanes_would_take_is_not_read(world: World) -> None:
     lanes = [replace(LANE, lane=lane) for lane in ("interactive", "standard", "batch")]
     await report(world, *lanes)
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         assert (await http.post("/v1/completions", content=b"not json" * 100_000)).status_code == 429
         await report(world, LANE)
         assert (await http.post("/v1/completions", content=b"not json")).status_code == 400
@@ -88,7 +87,7 @@ async def test_a_body_that_none_of_the_callers_lanes_would_take_is_not_read(worl
 
 async def test_a_lane_that_is_short_lets_in_while_another_is_long(world: World) -> None:
     await report(world, LANE)
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         response = await http.post("/v1/completions", json={**BODY, "lane": "interactive"})
         assert response.status_code == 200
         assert (await http.post("/v1/completions", json=BODY)).status_code == 429
@@ -97,7 +96,7 @@ async def test_a_lane_that_is_short_lets_in_while_another_is_long(world: World) 
 
 
 async def test_when_all_have_ended_nothing_is_held(world: World) -> None:
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         answers = await asyncio.gather(*(http.post("/v1/completions", json=BODY) for _ in range(8)))
         wrong = await http.post("/v1/completions", json={**BODY, "max_tokens": -1})
     assert {answer.status_code for answer in answers} == {200}
@@ -108,7 +107,7 @@ async def test_when_all_have_ended_nothing_is_held(world: World) -> None:
 
 async def test_a_burst_is_answered_before_those_that_were_let_in_have_all_begun() -> None:
     settings = replace(FAST, driver=replace(FAST.driver, max_requests=8))
-    async with open_world(settings) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world(settings) as world, world.http_client() as http:
         world.pair.stops_after = 0
         sent = [asyncio.create_task(http.post("/v1/completions", json=BODY)) for _ in range(24)]
         await world.until(lambda: sum(task.done() for task in sent) == 16, "all but eight are refused")

@@ -25,7 +25,7 @@ async def streaming(
     streams = StreamSettings(keep_alive_s=keep_alive_s, after_error=after_error)
     one_dispatch = replace(FAST.driver, max_dispatches=1)
     settings = replace(FAST, http=replace(FAST.http, streams=streams), driver=one_dispatch)
-    async with open_world(settings) as world, httpx.AsyncClient(base_url=world.http_url) as client:
+    async with open_world(settings) as world, world.http_client() as client:
         yield world, client
 
 

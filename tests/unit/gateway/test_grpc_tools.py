@@ -4,7 +4,6 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,7 +101,7 @@ async def test_reasoning_is_told_apart_and_counted(world: World, client: AsyncWe
 
 
 async def test_answers_are_those_of_http(world: World, client: AsyncWeirClient) -> None:
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         for text in TEXTS:
             answers(world, text)
             body = {"messages": USER, "tools": [WEATHER, NOW], "return_token_ids": True}

@@ -87,7 +87,7 @@ async def world(engines: list[SlowEngine]) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+    async with world.http_client(timeout=60) as client:
         yield client
 
 
@@ -155,7 +155,7 @@ async def test_a_slow_grammar_that_is_asked_for_again_is_compiled_once(
 
 
 async def test_a_gateway_that_stops_leaves_a_slow_grammar(world: World, engines: list[SlowEngine]) -> None:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+    async with world.http_client(timeout=60) as client:
         answer = await client.post("/v1/completions", json=body_of(regex="slow"))
     assert answer.status_code == 429
     assert engines[0].num_begun == 1  # the world is closed with it under way

@@ -62,7 +62,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[CountingEngine]:
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+    async with world.http_client(timeout=60) as http:
         yield http
 
 

@@ -24,7 +24,7 @@ CHAT = [{"role": "developer", "content": "Hi"}, {"role": "user", "content": [{"t
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+    async with world.http_client(timeout=60) as client:
         yield client
 
 
@@ -150,7 +150,7 @@ async def test_what_is_long_is_done_beside_the_event_loop(world: World, http: ht
 
 
 async def test_many_tokens_become_text_beside_the_event_loop() -> None:
-    async with open_world(max_context=1024) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+    async with open_world(max_context=1024) as world, world.http_client(timeout=60) as http:
         assert (await http.post("/detokenize", json={"tokens": [120] * 512})).status_code == 200
         assert world.tokenizer.thread_names == {threading.main_thread().name}, "few of them"
         assert (await http.post("/detokenize", json={"tokens": [120] * 513})).json() == {"prompt": "x" * 513}

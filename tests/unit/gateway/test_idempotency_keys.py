@@ -200,7 +200,7 @@ async def test_another_body_under_the_key_is_refused_and_the_same_one_by_the_oth
     assert code is grpc.StatusCode.ALREADY_EXISTS
     assert details.startswith("options.idempotency_key: another request was sent under this key")
     body = {"prompt": "Say hello", "max_tokens": 40, "temperature": 0.9}
-    async with httpx.AsyncClient(base_url=world.http_url, headers={"Idempotency-Key": KEY}) as http:
+    async with world.http_client(headers={"Idempotency-Key": KEY}) as http:
         same = await http.post("/v1/completions", json=body)
         other = await http.post("/v1/completions", json={**body, "prompt": "Say goodbye"})
     assert (same.status_code, same.json()["choices"][0]["text"]) == (200, ANSWER)
@@ -257,7 +257,7 @@ async def test_a_second_connection_is_told_to_try_again_unless_it_says_where_it_
 async def test_what_cannot_be_gone_on_with_is_refused_by_name(
     world: World, headers: dict[str, str], body: dict[str, object], problem: str
 ) -> None:
-    async with httpx.AsyncClient(base_url=world.http_url, headers=headers) as http:
+    async with world.http_client(headers=headers) as http:
         answer = await http.post("/v1/completions", json={"prompt": "Say hello", **body})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(problem)

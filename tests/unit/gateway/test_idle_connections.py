@@ -33,7 +33,7 @@ def descriptors() -> Iterator[None]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("port_of", ["http", "grpc"])
 async def test_thousands_of_idle_connections_keep_nobody_out(port_of: str) -> None:
-    async with open_world() as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world() as world, world.http_client() as http:
         url = world.http_url if port_of == "http" else f"http://{world.grpc_address}"
         port = httpx.URL(url).port
         assert port is not None

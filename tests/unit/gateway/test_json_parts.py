@@ -4,7 +4,6 @@ import json
 import threading
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +41,7 @@ async def test_an_answer_with_many_log_probabilities_is_rendered_beside_the_even
 
     monkeypatch.setattr(world.tokenizer, "token_bytes", noted)
     body = {"prompt": "x" * 200, "prompt_logprobs": num_top}
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         answer = await http.post("/v1/completions", json=body)
     assert len(json.loads(answer.content)["choices"][0]["prompt_logprobs"]) == 200
     assert (threading.main_thread() not in threads) == is_beside

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 
-import httpx
 import openai
 import pytest
 from tests.unit.gateway.fake_model import ids_of
@@ -112,7 +111,7 @@ async def test_a_completion_has_lists_by_token(client: openai.AsyncOpenAI, is_st
 async def test_those_of_the_prompt_come_as_vllm_writes_them(world: World, client: openai.AsyncOpenAI) -> None:
     del client
     body = {"prompt": "abc", "prompt_logprobs": 1}
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         response = await http.post("/v1/completions", json=body)
     assert response.json()["choices"][0]["prompt_logprobs"] == [
         None,

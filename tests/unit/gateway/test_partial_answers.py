@@ -59,7 +59,7 @@ def outcome_of(record: StreamRecord) -> tuple[grpc.StatusCode, list[int], str, i
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+    async with world.http_client(timeout=60) as client:
         yield client
 
 

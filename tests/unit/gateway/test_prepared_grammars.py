@@ -3,7 +3,6 @@
 import threading
 from typing import Any
 
-import httpx
 import pytest
 from tests.unit.gateway.fake_model import byte_model
 from tests.unit.gateway.world import open_world
@@ -36,7 +35,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_the_vocabulary_is_read_before_anybody_is_served_and_never_again(done: list[str]) -> None:
-    async with open_world() as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world() as world, world.http_client() as http:
         assert done == ["engine of bytes", "open"]
         for pattern in ("hel*o", "[a-z]+"):
             body = {"prompt": "x", "max_tokens": 5, "structured_outputs": {"regex": pattern}}
@@ -47,7 +46,7 @@ async def test_the_vocabulary_is_read_before_anybody_is_served_and_never_again(d
 async def test_a_model_that_can_have_no_grammars_is_served_without(done: list[str]) -> None:
     model = byte_model()
     endless = ServedModel("endless", 512, 257, (), model.tokenizer, model.chat_template)
-    async with open_world(model=endless) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world(model=endless) as world, world.http_client() as http:
         assert done == ["engine of endless", "open"]
         body = {"prompt": "x", "max_tokens": 5, "structured_outputs": {"regex": "a"}}
         refused = await http.post("/v1/completions", json=body)
@@ -62,7 +61,7 @@ async def test_a_model_whose_vocabulary_breaks_what_reads_it_is_served(
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(grammars, "_engine_of", fail)
-    async with open_world() as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world() as world, world.http_client() as http:
         assert "bytes: its vocabulary cannot be read for grammars" in caplog.text
         assert (await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 5})).status_code == 200
 
@@ -79,7 +78,7 @@ async def test_a_model_whose_vocabulary_takes_too_long_is_served(
     monkeypatch.setattr(grammars, "_engine_of", wait)
     monkeypatch.setattr(grammars, "_PREPARE_TIMEOUT_S", 0.1)
     try:
-        async with open_world() as world, httpx.AsyncClient(base_url=world.http_url) as http:
+        async with open_world() as world, world.http_client() as http:
             assert "bytes: its vocabulary is not ready for grammars after 0.1 s" in caplog.text
             assert (await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 5})).status_code == 200
             with_grammar = {"prompt": "x", "max_tokens": 5, "structured_outputs": {"choice": ["a"]}}

@@ -46,7 +46,7 @@ async def gateway(
     clock = ManualClock(100.0)
     async with (
         open_world(rules=limited(per_min), clock=clock) as world,
-        httpx.AsyncClient(base_url=world.http_url) as http,
+        world.http_client() as http,
     ):
 
         async def call(path: str = "/tokenize", key: str = KEY_A) -> httpx.Response:
@@ -76,7 +76,7 @@ async def test_over_the_quota_a_call_is_refused_before_it_is_read_and_told_when_
 
 async def test_what_is_wrong_with_a_call_costs_nothing() -> None:
     async with gateway() as (world, _, call):
-        async with httpx.AsyncClient(base_url=world.http_url) as http:
+        async with world.http_client() as http:
             for _ in range(5):
                 assert (await http.post("/tokenize", json={}, headers=bearer(KEY_A))).status_code == 400
         assert (await call()).status_code == 200
@@ -99,7 +99,7 @@ async def short_of_time() -> AsyncIterator[tuple[World, Callable[..., Awaitable[
     settings, clock = replace(FAST, limits=Limits(tokenize_timeout_s=0.1)), ManualClock(100.0)
     async with (
         open_world(settings, rules=limited(1), clock=clock, max_context=1024) as world,
-        httpx.AsyncClient(base_url=world.http_url, headers=bearer(KEY_A)) as http,
+        world.http_client(headers=bearer(KEY_A)) as http,
     ):
         yield world, lambda path="/tokenize": http.post(path, json=LONG_CALLS[path])
 
@@ -121,7 +121,7 @@ async def test_a_call_that_was_worked_on_counts_though_it_took_too_long() -> Non
 
 
 async def test_calls_that_wait_count() -> None:
-    async with gateway() as (world, _, call), httpx.AsyncClient(base_url=world.http_url) as http:
+    async with gateway() as (world, _, call), world.http_client() as http:
         async with thread_taken(world):
             waiting = [asyncio.create_task(http.post("/tokenize", json=LONG, headers=bearer(KEY_A))) for _ in range(3)]
             await world.until(lambda: world.gateway.processor.threads.num_waiting == 3, "they wait")
@@ -131,7 +131,7 @@ async def test_calls_that_wait_count() -> None:
 
 
 async def test_requests_count_too() -> None:
-    async with gateway() as (world, _, call), httpx.AsyncClient(base_url=world.http_url) as http:
+    async with gateway() as (world, _, call), world.http_client() as http:
         assert (await call()).status_code == 200
         for _ in range(2):
             assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
@@ -142,7 +142,7 @@ async def test_requests_count_too() -> None:
 
 
 async def test_a_request_that_is_submitted_again_counts_once() -> None:
-    async with gateway() as (world, _, call), httpx.AsyncClient(base_url=world.http_url) as http:
+    async with gateway() as (world, _, call), world.http_client() as http:
         assert (await call()).status_code == 200
         world.scheduler.grants_at_once = False
         asked = asyncio.create_task(http.post("/v1/completions", json=BODY, headers=bearer(KEY_A)))
@@ -156,7 +156,7 @@ async def test_what_the_scheduler_says_is_left_counts_too() -> None:
     def left(submit: Submit) -> QuotaLevel:
         return QuotaLevel(3, 1)
 
-    async with gateway() as (world, clock, call), httpx.AsyncClient(base_url=world.http_url) as http:
+    async with gateway() as (world, clock, call), world.http_client() as http:
         world.scheduler.quota_of = left
         assert (await http.post("/v1/completions", json=BODY, headers=bearer(KEY_A))).status_code == 200
         assert [(await call()).status_code for _ in range(2)] == [200, 429]
@@ -179,7 +179,7 @@ async def test_a_quota_that_is_changed_holds_at_once() -> None:
 
 async def test_without_keys_the_default_tenant_has_its_own() -> None:
     rules = replace(CLOSED, tenants=(TenantAccess("default", requests_per_min=1),))
-    async with open_world(rules=rules) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world(rules=rules) as world, world.http_client() as http:
         assert [(await http.post("/tokenize", json={"prompt": "x"})).status_code for _ in range(2)] == [200, 429]
 
 

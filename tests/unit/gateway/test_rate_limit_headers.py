@@ -41,7 +41,7 @@ def found(response: httpx.Response, prefix: str) -> dict[str, str]:
 
 async def test_headers_go_down_with_use_and_come_back_as_time_passes() -> None:
     tenants = SlowTenants(TenantLimits("default", requests_per_min=6, tokens_per_min=600))
-    async with open_world(clock=tenants.clock) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world(clock=tenants.clock) as world, world.http_client() as http:
         world.scheduler.quota_of = tenants.pay
         assert found(await http.get("/v1/models"), OPENAI) == {}
         first = found(await http.post("/v1/completions", json=BODY), OPENAI)
@@ -63,7 +63,7 @@ async def test_headers_go_down_with_use_and_come_back_as_time_passes() -> None:
 async def test_without_quotas_there_are_no_such_headers_and_a_quota_that_was_taken_away_is_shown_no_more(
     world: World,
 ) -> None:
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         assert found(await http.post("/v1/completions", json=BODY), OPENAI) == {}
         world.scheduler.quota_of = lambda _: QuotaLevel(requests_per_min=60, requests_left=3)
         shown = found(await http.post("/v1/completions", json=BODY), OPENAI)
@@ -76,7 +76,7 @@ async def test_without_quotas_there_are_no_such_headers_and_a_quota_that_was_tak
 async def test_a_429_says_when_to_come_back_which_bound_is_reached_and_what_is_left(bound: str) -> None:
     quota = QuotaLevel(requests_per_min=60, requests_left=-2, tokens_per_min=6000, tokens_left=10)
     refusal = SubmitReply(5, False, RefusalReason.QUOTA, "over it", 2400, bound, quota)
-    async with open_world(clock=ManualClock(100.0)) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world(clock=ManualClock(100.0)) as world, world.http_client() as http:
         world.scheduler.refusal = refusal
         response = await http.post("/v1/completions", json=BODY)
     assert (response.status_code, response.headers["Retry-After"]) == (429, "3")
@@ -88,7 +88,7 @@ async def test_a_429_says_when_to_come_back_which_bound_is_reached_and_what_is_l
 async def test_anthropics_route_has_anthropics_names_and_times(world: World) -> None:
     world.scheduler.quota_of = lambda _: QuotaLevel(60, 30, 600, 600)
     body = {"model": "bytes", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         response = await http.post("/v1/messages", json=body)
     headers = found(response, ANTHROPIC)
     assert (headers["requests-limit"], headers["tokens-limit"], headers["tokens-remaining"]) == ("60", "600", "600")

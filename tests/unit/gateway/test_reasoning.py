@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
@@ -182,14 +181,14 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 async def test_what_cannot_be_is_refused_by_name(world: World) -> None:
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         for fields, named in REFUSED:
             answer = await http.post("/v1/chat/completions", json={**ASKED, **fields})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, named)
 
 
 async def test_a_model_that_does_not_reason_has_no_budget_and_no_count() -> None:
-    async with open_world() as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world() as world, world.http_client() as http:
         refused = await http.post("/v1/chat/completions", json={**ASKED, "thinking_token_budget": 5})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
         assert "--reasoning-format" in refused.json()["error"]["message"]

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 from tests.unit.gateway.fake_model import MAX_CONTEXT
@@ -162,12 +161,12 @@ async def test_what_cannot_be_is_refused_by_name(world: World) -> None:
         ("/v1/responses", {**RESPONSE, "thinking_token_budget": -1}, "thinking_token_budget"),
         ("/v1/completions", {"prompt": "x", "thinking_token_budget": 3}, "thinking_token_budget"),
     )
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         for path, body, named in refused:
             answer = await http.post(path, json=body)
             assert answer.status_code == 400, body
             assert named in answer.json()["error"]["message"]
-    async with open_world() as plain, httpx.AsyncClient(base_url=plain.http_url) as http:
+    async with open_world() as plain, plain.http_client() as http:
         body = {**MESSAGE, "thinking": {"type": "enabled", "budget_tokens": 9}}
         answer = await http.post("/v1/messages", json=body)
         assert answer.status_code == 400

@@ -112,7 +112,7 @@ def test_operators_need_a_key_once_anybody_has_one_and_a_tenants_is_none() -> No
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url) as client:
+    async with world.http_client() as client:
         yield client
 
 

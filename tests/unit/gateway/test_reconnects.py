@@ -37,7 +37,7 @@ async def world() -> AsyncIterator[World]:
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=10) as client:
+    async with world.http_client(timeout=10) as client:
         yield client
 
 
@@ -63,7 +63,7 @@ def text_of(events: str) -> str:
 async def lose_connection(world: World, headers: dict[str, str], *, is_stream: bool) -> None:
     """Returns when the gateway has seen that it is gone."""
     body = BODY | {"stream": is_stream}
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=10) as client:
+    async with world.http_client(timeout=10) as client:
         if is_stream:
             async with client.stream("POST", PATH, json=body, headers=headers) as response:
                 assert response.status_code == 200, await response.aread()
@@ -112,7 +112,7 @@ async def test_coming_back_often_holds_no_more_than_one_request_does(world: Worl
 
 async def test_a_full_gateway_still_has_room_for_the_client_of_a_request_that_it_holds() -> None:
     settings = replace(SLOW, driver=replace(SLOW.driver, max_requests=1))
-    async with open_world(settings) as world, httpx.AsyncClient(base_url=world.http_url, timeout=10) as http:
+    async with open_world(settings) as world, world.http_client(timeout=10) as http:
         world.pair.answer, world.pair.stops_after = ids_of(ANSWER), NUM_BEFORE
         await lose_connection(world, KEY, is_stream=True)
         for headers in ({}, {"Idempotency-Key": "another"}):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import httpx
 import pytest
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -93,7 +92,7 @@ async def test_what_the_gateway_does_is_below_the_request_and_workers_are_given_
 async def test_the_clients_trace_goes_on_over_grpc_and_http(world: World) -> None:
     call = world.stub.Generate(greedy_request("x", max_tokens=2), metadata=(("traceparent", TRACEPARENT),))
     assert len([response async for response in call]) > 0
-    async with httpx.AsyncClient(base_url=world.http_url) as http:
+    async with world.http_client() as http:
         body = {"messages": [{"role": "user", "content": "x"}]}
         headers = {"traceparent": TRACEPARENT, "X-Request-Id": "mine"}
         await http.post("/v1/chat/completions", json=body, headers=headers)

@@ -39,7 +39,7 @@ async def client(world: World) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url) as client:
+    async with world.http_client() as client:
         yield client
 
 
@@ -292,7 +292,7 @@ async def test_a_stream_that_waits_is_kept_alive_and_one_that_breaks_off_may_end
     streams = StreamSettings(keep_alive_s=0.05, after_error="done")
     async with (
         open_world(replace(FAST, http=replace(FAST.http, streams=streams))) as world,
-        httpx.AsyncClient(base_url=world.http_url) as http,
+        world.http_client() as http,
     ):
         world.scheduler.grants_at_once = False
         body = {"input": "x", "stream": True, "of_next_year": 1}

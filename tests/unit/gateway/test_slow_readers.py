@@ -42,7 +42,7 @@ async def test_a_stream_over_http_that_is_not_read_ends_and_its_sequence_is_canc
         world.pair.stops_after = 1
         unread = await start_unread(world)
         world.pair.stops_after = None
-        async with httpx.AsyncClient(base_url=world.http_url) as http:
+        async with world.http_client() as http:
             fields = {"model": "bytes", "prompt": "y", "max_tokens": 64, "stream": True}
             answer = await http.post("/v1/completions", json=fields)
         assert answer.text.endswith("data: [DONE]\n\n")

@@ -81,7 +81,7 @@ async def half_sent_bodies(world: World, num: int, num_bytes: int) -> AsyncItera
 async def test_messages_and_bodies_that_never_end_keep_no_other_tenant_waiting() -> None:
     async with (
         open_world(**GATEWAY, max_bodies_bytes=32 << 20) as world,
-        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        world.http_client(timeout=60) as http,
         half_sent_messages(world, 64) as calls,
         half_sent_bodies(world, 64, 500_000) as bodies,
     ):
@@ -104,7 +104,7 @@ async def test_of_the_bodies_that_are_read_at_once_a_tenant_has_its_share() -> N
     settings = replace(FAST, http=replace(FAST.http, max_connections=40))
     async with (
         open_world(settings, **GATEWAY) as world,
-        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        world.http_client(timeout=60) as http,
     ):
         async with half_sent_bodies(world, 20, 1) as bodies:
             await world.until(lambda: sum(body.done() for body in bodies) == 4, "16 of 20 are being read")
@@ -126,7 +126,7 @@ class Attacker(NamedTuple):
 async def test_long_bodies_come_no_faster_than_the_share_of_a_core_of_their_tenant() -> None:
     long = {**BODY, "user": "u" * 2_000_000}
     settings = replace(FAST, http=replace(FAST.http, body_timeout_s=1.0))
-    async with open_world(settings, **GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+    async with open_world(settings, **GATEWAY) as world, world.http_client(timeout=60) as http:
         await check_served(world, http)
         world.gateway.processor.threads.charge(Attacker(), 100.0)
         posting = asyncio.create_task(http.post("/v1/completions", json=long, headers=bearer(KEY_A)))
@@ -141,7 +141,7 @@ async def test_long_bodies_come_no_faster_than_the_share_of_a_core_of_their_tena
 
 
 async def test_tenants_that_send_tokens_alone_are_among_those_for_whom_others_wait() -> None:
-    async with open_world(**GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+    async with open_world(**GATEWAY) as world, world.http_client(timeout=60) as http:
         threads = world.gateway.processor.threads
         threads.charge(Attacker(), 100.0)
         assert not threads.has_had_its_share(Attacker()), "nobody else has asked"
@@ -173,7 +173,7 @@ async def test_long_prompts_in_a_row_keep_no_other_tenant_waiting(path: str) -> 
     body = {"messages": [{"role": "user", "content": long}]} if "chat" in path else {"prompt": long}
     async with (
         open_world(**GATEWAY, model=byte_model(tokenizer, max_context=100_000)) as world,
-        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        world.http_client(timeout=60) as http,
     ):
         sent = [asyncio.create_task(http.post(path, json=body, headers=bearer(KEY_A))) for _ in range(6)]
         await world.until(
@@ -193,7 +193,7 @@ async def test_of_a_prompt_that_is_far_too_long_the_beginning_alone_is_made_toke
     body = {"messages": [{"role": "user", "content": long}]} if "chat" in path else {"prompt": long}
     async with (
         open_world(**GATEWAY, model=byte_model(tokenizer, max_context=4096)) as world,
-        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        world.http_client(timeout=60) as http,
     ):
         answer = await http.post(path, json=body, headers=bearer(KEY_A))
         assert (answer.status_code, tokenizer.num_stuck) == (400, 0)
@@ -204,7 +204,7 @@ async def test_of_a_prompt_that_is_far_too_long_the_beginning_alone_is_made_toke
 async def test_what_is_long_and_refused_counts_more_of_its_tenants_share_than_it_took(body: dict[str, Any]) -> None:
     async with (
         open_world(**GATEWAY, model=byte_model(max_context=4096)) as world,
-        httpx.AsyncClient(base_url=world.http_url, timeout=60) as http,
+        world.http_client(timeout=60) as http,
     ):
         await check_served(world, http)
         assert (await http.post("/v1/completions", json=body, headers=bearer(KEY_A))).status_code == 400
@@ -221,7 +221,7 @@ async def test_who_is_refused_again_and_again_hears_of_it_later_and_others_as_be
 ) -> None:
     monkeypatch.setattr(refusal_pace, "_PER_S", 0.001)
     monkeypatch.setattr(refusal_pace, "_MAX_WAIT_S", 60.0)
-    async with open_world(**GATEWAY) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+    async with open_world(**GATEWAY) as world, world.http_client(timeout=60) as http:
         bad = {**BODY, "temperature": 9}
         of_a = [asyncio.create_task(http.post("/v1/completions", json=bad, headers=bearer(KEY_A))) for _ in range(25)]
         of_nobody = [asyncio.create_task(http.post("/v1/completions", json=BODY)) for _ in range(25)]
@@ -273,7 +273,7 @@ async def test_long_conversations_are_written_out_and_large_bodies_read_beside_t
         calls = [{"id": "1", "type": "function", "function": function}]
         return {"role": "assistant", "tool_calls": calls}, {"role": "tool", "tool_call_id": "1", "content": "done"}
 
-    async with open_world(**GATEWAY, model=model) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world(**GATEWAY, model=model) as world, world.http_client() as http:
         for asked, is_large, is_long in (
             ({"messages": [turn]}, False, False),
             ({"messages": [turn] * 65}, False, True),

@@ -23,7 +23,7 @@ PATHS = ("/tokenize", "/detokenize")
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+    async with world.http_client(timeout=60) as client:
         yield client
 
 
@@ -97,7 +97,7 @@ async def test_a_gateway_that_shuts_down_reads_none(world: World) -> None:
 
 async def test_one_that_waits_too_long_is_told_so_and_gives_its_room_back() -> None:
     settings = replace(FAST, limits=Limits(max_tokenize_calls_of_tenant=1, tokenize_timeout_s=0.1))
-    async with open_world(settings) as world, httpx.AsyncClient(base_url=world.http_url, timeout=60) as http:
+    async with open_world(settings) as world, world.http_client(timeout=60) as http:
         with busy(world):
             for _ in range(2):
                 late = await http.post("/tokenize", json=LONG)

@@ -38,7 +38,7 @@ async def client(world: World) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url) as client:
+    async with world.http_client() as client:
         yield client
 
 

@@ -18,7 +18,7 @@ KNOWN = KnownFields(
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url) as client:
+    async with world.http_client() as client:
         yield client
 
 
@@ -81,7 +81,7 @@ async def test_an_answer_says_what_it_has_ignored(http: httpx.AsyncClient, path:
 
 async def test_a_setting_refuses_them() -> None:
     settings = replace(FAST, http=replace(FAST.http, unknown_fields="refuse"))
-    async with open_world(settings) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world(settings) as world, world.http_client() as http:
         answer = await http.post("/v1/completions", json={"prompt": "x", "session_id": "s"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "session_id")
 

@@ -61,7 +61,7 @@ def test_every_route_has_an_entry_and_every_entry_a_route(guarded: World) -> Non
 
 
 async def test_each_path_is_for_whom_the_table_says(guarded: World) -> None:
-    async with httpx.AsyncClient(base_url=guarded.http_url) as http:
+    async with guarded.http_client() as http:
         for (method, path), callers in HTTP_CALLERS.items():
             found = {}
             for who, key in KEYS.items():
@@ -76,7 +76,7 @@ async def test_head_is_for_whom_get_is_and_no_other_method_is_served(guarded: Wo
     methods_at: dict[str, set[str]] = {}
     for method, path in HTTP_CALLERS:
         methods_at.setdefault(path, set()).update({method, "HEAD"} if method == "GET" else {method})
-    async with httpx.AsyncClient(base_url=guarded.http_url) as http:
+    async with guarded.http_client() as http:
         for path, methods in methods_at.items():
             where = path.replace("{}", "x")
             for method in ("OPTIONS", "PATCH", "TRACE", "PUT", *(() if "HEAD" in methods else ("HEAD",))):

@@ -57,7 +57,7 @@ WITH_BODY = [one for one in OPERATIONS if one.body is not None and one.path not 
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=60) as client:
+    async with world.http_client(timeout=60) as client:
         yield client
 
 

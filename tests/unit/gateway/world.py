@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
+import httpx
 from grpc_health.v1 import health
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -83,6 +84,10 @@ class World:
 
     def metric(self, name: str) -> float:
         return self.gateway.describe().metrics[name]
+
+    def http_client(self, **settings: Any) -> httpx.AsyncClient:
+        """`settings`: as httpx takes them. Reading certificates would take longer than all else that a test does."""
+        return httpx.AsyncClient(base_url=self.http_url, verify=False, **settings)
 
     async def until(self, holds: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
         """Raises TimeoutError naming `what` unless it becomes true in time."""

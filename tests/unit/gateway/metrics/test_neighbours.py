@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import grpc.aio
-import httpx
 from tests.unit.gateway.fake_scheduler import INSTANCE
 from tests.unit.gateway.metrics.test_page import served, worker_at
 from tests.unit.gateway.world import open_world
@@ -134,7 +133,7 @@ async def test_a_scrape_that_is_under_way_is_answered_before_the_gateway_ends() 
     async with silent() as process:
         async with open_world() as world:
             await register(world.hub.connect(), worker_at(process.address, "silent-0", ""))
-            http = httpx.AsyncClient(base_url=world.http_url, timeout=30)
+            http = world.http_client(timeout=30)
             scraping = asyncio.create_task(http.get("/metrics"))
             await process.was_reached.wait()
         assert (await scraping).status_code == 200

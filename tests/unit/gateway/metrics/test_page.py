@@ -34,7 +34,7 @@ OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
 @pytest.fixture
 async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=world.http_url, timeout=30) as client:
+    async with world.http_client(timeout=30) as client:
         yield client
 
 
@@ -213,7 +213,7 @@ async def test_the_other_processes_are_on_the_page_as_long_as_they_answer(
 
 async def test_vllms_names_can_be_left_out() -> None:
     settings = replace(FAST, has_vllm_metrics=False)
-    async with open_world(settings) as world, httpx.AsyncClient(base_url=world.http_url) as http:
+    async with open_world(settings) as world, world.http_client() as http:
         found = await scraped(http)
     assert "weir_gateway_requests_finished" in found
     assert [name for name in found if name.startswith("vllm:")] == []
