@@ -1,11 +1,10 @@
 """The layout shows the architecture: who may import whom."""
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 
 import pytest
-from tests.guard.sources import ROOT, Import, imports_of, is_within, modules
+from tests.guard.sources import ROOT, Import, imports_of, is_within, modules, outline
 
 # The rooms of the library from the ground up. A room imports from lower floors only, never from its own.
 FLOORS = (
@@ -161,9 +160,5 @@ def test_what_serves_trains_nothing() -> None:
 
 def test_every_package_says_what_it_is_for() -> None:
     packages = [path for path in modules().values() if path.name == "__init__.py"]
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in packages
-        if len(ast.get_docstring(ast.parse(path.read_text())) or "") < 40
-    ]
+    silent = [str(path.relative_to(ROOT)) for path in packages if len(outline(path).docstring) < 40]
     assert silent == []

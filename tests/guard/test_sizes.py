@@ -1,10 +1,9 @@
 """A file is one thought: long enough to be one, short enough to be read; a folder holds what one idea needs."""
 
-import ast
 from collections import Counter
 from pathlib import Path
 
-from tests.guard.sources import ROOT, importers, modules
+from tests.guard.sources import ROOT, importers, modules, outline
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
@@ -28,14 +27,6 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of the body without the docstring."""
-    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-    if not body:
-        return 0
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1
-
-
 def test_files_stay_readable() -> None:
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in own_sources()}
     too_long = {name: length for name, length in lengths.items() if length > MAX_FILE_LINES}
@@ -44,10 +35,10 @@ def test_files_stay_readable() -> None:
 
 def test_functions_stay_short() -> None:
     too_long = {
-        f"{name_of(path)}:{node.name}": code_lines(node)
+        f"{name_of(path)}:{name}": num_lines
         for path in own_sources()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > MAX_FUNCTION_LINES
+        for name, num_lines in outline(path).functions
+        if num_lines > MAX_FUNCTION_LINES
     }
     assert too_long.keys() == LONG_FUNCTIONS.keys(), too_long
 
@@ -60,15 +51,12 @@ def test_a_folder_holds_what_one_idea_needs() -> None:
 
 def test_no_constructor_takes_more_than_a_reader_can_hold() -> None:
     """Of classes that say `__init__` themselves; dataclasses are records, and name each field."""
-    wide = {}
-    for path in modules().values():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                arguments = node.args
-                count = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
-                if count > MAX_CONSTRUCTOR_ARGUMENTS:
-                    wide[f"{name_of(path)}:{node.lineno}"] = count
-    assert {name.rsplit(":", 1)[0] for name in wide} == WIDE_CONSTRUCTORS.keys(), wide
+    wide = {
+        name_of(path): most
+        for path in modules().values()
+        if (most := max(outline(path).constructors, default=0)) > MAX_CONSTRUCTOR_ARGUMENTS
+    }
+    assert wide.keys() == WIDE_CONSTRUCTORS.keys(), wide
 
 
 def test_a_tiny_file_with_one_importer_has_a_reason_to_be_one() -> None:
