@@ -1,12 +1,13 @@
 """Compiles every kernel variant that the models Weir serves need, for one architecture and without a GPU:
-`compile_kernels.py 90`.
+`compile_kernels.py 90 every`; `compile_kernels.py 90 widest`: of those models and types that need most of a
+multiprocessor, which is a third of the work.
 
 Each is launched once, on small CPU tensors of the right kind: the compiler sees types, strides, alignment and tile
 sizes, which is all that makes a variant, and never values.
 
 A driver that only names its target stands in for CUDA's, and a launch stops after the compiler. One line of JSON a
 compiled kernel goes to standard output; what it takes of a multiprocessor is read from its machine code. The Triton
-that is first on the module path compiles: `PYTHONPATH=build/triton-3.6.0:shared:. compile_kernels.py 90`.
+that is first on the module path compiles: `PYTHONPATH=build/triton-3.6.0:shared:. compile_kernels.py 90 every`.
 """
 
 import functools
@@ -205,6 +206,12 @@ def launch_sampling(vocab_size: int, _arch: int) -> None:
     adjust_logits(logits, adjust, torch.zeros(4, vocab_size, dtype=torch.int32))
 
 
+def widest_launches() -> dict[str, Callable[[int], None]]:
+    """At least one of each kernel, in each type."""
+    others = ("smollm2", "qwen", "head-dim-80", "fp16", "fp8-576", "fp8-4096", "sampling-49152")
+    return {variant: launch for variant, launch in all_launches().items() if not any(map(variant.count, others))}
+
+
 def all_launches() -> dict[str, Callable[[int], None]]:
     launches: dict[str, Callable[[int], None]] = {}
     for model in MODELS:
@@ -289,14 +296,14 @@ def compiling(variant: str, arch: int, seen: set[str]) -> Callable[[Any, tuple[i
     return at_grid
 
 
-def main(arch: int) -> None:
+def main(arch: int, launches: dict[str, Callable[[int], None]]) -> None:
     torch.set_num_threads(1)
     driver.set_active(NamedDriver(arch))
     seen: set[str] = set()
-    for variant, launch in all_launches().items():
+    for variant, launch in launches.items():
         JITFunction.__getitem__ = compiling(variant, arch, seen)
         launch(arch)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), {"every": all_launches, "widest": widest_launches}[sys.argv[2]]())

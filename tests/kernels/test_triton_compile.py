@@ -50,9 +50,9 @@ Compiled = list[dict[str, Any]]
 """The properties that `compile_kernels` prints, one dictionary a kernel variant."""
 
 
-def compile_all(arch: int, cache: Path, *first: Path) -> Compiled:
-    """`first` on the module path: another Triton."""
-    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), str(arch)]
+def compile_all(arch: int, which: str, cache: Path, *first: Path) -> Compiled:
+    """`which`: of the variants, as `compile_kernels.py` takes it. `first` on the module path: another Triton."""
+    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), str(arch), which]
     search_path = [*map(str, first), str(ROOT), str(ROOT / "shared"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(search_path)}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=840)
@@ -61,24 +61,34 @@ def compile_all(arch: int, cache: Path, *first: Path) -> Compiled:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(80, marks=pytest.mark.long), 90, pytest.param(100, marks=pytest.mark.long)]
+    scope="module",
+    params=[
+        pytest.param((90, "widest"), id="90-widest"),
+        *(pytest.param((arch, "every"), id=f"{arch}-every", marks=pytest.mark.long) for arch in (80, 90, 100)),
+    ],
 )
-def arch(request: pytest.FixtureRequest) -> int:
-    """A minute of processor time each. What fits 80 has less shared memory; 100 has the limits of 90."""
-    found: int = request.param
+def target(request: pytest.FixtureRequest) -> tuple[int, str]:
+    """A GPU, and which of the variants: every takes two minutes of processor time. What fits 80 has less shared memory;
+    100 has the limits of 90."""
+    found: tuple[int, str] = request.param
     return found
 
 
 @pytest.fixture(scope="module")
-def compiled(arch: int, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return compile_all(arch, tmp_path_factory.mktemp(f"triton-{arch}"))
+def arch(target: tuple[int, str]) -> int:
+    return target[0]
+
+
+@pytest.fixture(scope="module")
+def compiled(target: tuple[int, str], tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    return compile_all(*target, tmp_path_factory.mktemp(f"triton-{target[0]}"))
 
 
 @pytest.fixture(scope="module")
 def compiled_by_oldest(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     if not (OLDEST_FOLDER / "triton").is_dir():
         pytest.skip(f"{OLDEST_FOLDER} is not there: `make triton-oldest` gets 190 MB")
-    return compile_all(OLDEST_ARCH, tmp_path_factory.mktemp("triton-oldest"), OLDEST_FOLDER)
+    return compile_all(OLDEST_ARCH, "every", tmp_path_factory.mktemp("triton-oldest"), OLDEST_FOLDER)
 
 
 def allowed_stack_bytes(params: dict[str, Any]) -> int:

@@ -16,6 +16,11 @@ from weir.ops.gpu.exact_linear import exact_linear, exact_linear_kernel, exact_t
 BATCH_SIZES = (1, 2, 7, 16, 33, 64)
 DTYPES = [parameter.values[0] for parameter in DOT_TOLERANCES]
 IDS = [parameter.id for parameter in DOT_TOLERANCES]
+# ten seconds in fp32 where it is interpreted
+WIDE_DTYPES = [
+    pytest.param(dtype, id=name, marks=pytest.mark.long if dtype is torch.float32 else ())
+    for dtype, name in zip(DTYPES, IDS, strict=True)
+]
 # outputs, inputs: one of each; neither a multiple of a tile; one that is; several blocks of inputs; wider tiles
 SHAPES = [(1, 1), (33, 63), (96, 64), (48, 576), (8192, 64)]
 
@@ -65,7 +70,7 @@ def test_a_row_is_the_same_to_the_bit_in_every_batch_and_at_every_place(
             assert torch.equal(together[place], alone), f"place {place} of {batch_size}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
+@pytest.mark.parametrize("dtype", WIDE_DTYPES)
 def test_so_it_is_where_the_matrix_has_many_outputs_and_wider_tiles(dtype: torch.dtype) -> None:
     torch.manual_seed(56)
     matrix, rows = normal(8192, 64, dtype=dtype), normal(33, 64, dtype=dtype)

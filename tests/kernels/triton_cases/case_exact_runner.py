@@ -88,12 +88,14 @@ def decoded_among(
 @pytest.mark.parametrize(
     "is_replayed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["launched", "replayed"]
 )
-def test_a_decode_is_the_same_to_the_bit_in_every_batch(weights: Weights, is_replayed: bool) -> None:
+@pytest.mark.parametrize(("num_others", "place"), [pytest.param(1, 1, marks=pytest.mark.long), (6, 2)])
+def test_a_decode_is_the_same_to_the_bit_in_every_batch(
+    weights: Weights, num_others: int, place: int, is_replayed: bool
+) -> None:
     alone, own_pages = decoded_among(weights, 0, 0, is_replayed=False)
-    for num_others, place in ((1, 1), (6, 2)):
-        found, pages = decoded_among(weights, num_others, place, is_replayed=is_replayed)
-        assert found == alone, f"{place} of {num_others}"
-        assert torch.equal(pages.nan_to_num(), own_pages.nan_to_num())
+    found, pages = decoded_among(weights, num_others, place, is_replayed=is_replayed)
+    assert found == alone
+    assert torch.equal(pages.nan_to_num(), own_pages.nan_to_num())
 
 
 def prefilled(weights: Weights, cuts: Sequence[int], num_others: int) -> tuple[torch.Tensor, TokenLogprobs]:

@@ -43,7 +43,7 @@ Bytes = npt.NDArray[np.uint8]
 SHAPES = [
     pytest.param(Heads(9, 3, 64), id="9on3x64"),
     pytest.param(Heads(16, 4, 128), id="16on4x128", marks=pytest.mark.long),
-    pytest.param(Heads(4, 4, 80), id="4on4x80"),
+    pytest.param(Heads(4, 4, 80), id="4on4x80", marks=pytest.mark.long),
 ]
 
 

@@ -21,7 +21,7 @@ from weir.ops.gpu.paged_decode import DecodeScratch, decode_scratch, paged_decod
 ODD_LENGTHS = [1, 15, 17, 63, 500]
 SHAPES = [
     pytest.param(Heads(9, 3, 64), id="9on3x64"),
-    pytest.param(Heads(32, 8, 128), id="32on8x128"),
+    pytest.param(Heads(32, 8, 128), id="32on8x128", marks=pytest.mark.long),
     pytest.param(Heads(4, 4, 80), id="4on4x80"),
     pytest.param(Heads(20, 1, 64), id="20on1x64"),
     pytest.param(Heads(4, 2, 256), id="4on2x256"),
@@ -82,7 +82,7 @@ def test_splits_add_up_at_every_edge(length: int, window: int | None) -> None:
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("is_rising", [True, False], ids=["rising", "falling"])
+@pytest.mark.parametrize("is_rising", [pytest.param(True, marks=pytest.mark.long), False], ids=["rising", "falling"])
 def test_splits_add_up_wherever_the_greatest_scores_are(is_rising: bool) -> None:
     torch.manual_seed(2)
     heads = Heads(9, 3, 64)

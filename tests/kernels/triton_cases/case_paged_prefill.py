@@ -84,7 +84,16 @@ def test_a_chunk_of_500_positions_passes_through_whole_and_cut_blocks() -> None:
 @pytest.mark.parametrize(
     ("tiles", "window"), [(SMALL, 18), (None, None)], ids=["small-tiles-and-a-window", "default-tiles"]
 )
-@pytest.mark.parametrize("cuts", [[50], [1, 49], [17, 20, 13], [16, 16, 16, 2], [49, 1]])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        pytest.param([50], marks=pytest.mark.long),
+        pytest.param([1, 49], marks=pytest.mark.long),
+        [17, 20, 13],
+        pytest.param([16, 16, 16, 2], marks=pytest.mark.long),
+        [49, 1],
+    ],
+)
 def test_a_position_is_the_same_to_the_bit_however_its_prompt_is_cut(
     cuts: list[int], tiles: PrefillTiles | None, window: int | None
 ) -> None:
