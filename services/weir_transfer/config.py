@@ -24,6 +24,8 @@ from weir.runtime.page_tiers import (
 from weir_transfer.messages import ArenaSettings
 
 _MAX_MODELS = 64
+_MAX_VALKEY_TTL_S = 366 * 24 * 3600
+_MAX_VALKEY_TIMEOUT_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,6 @@ class TransferConfig(ServiceConfig):
             ("adoption_wait_ms", 0),
             ("page_files_write_bytes_per_s", 1),
             ("page_files_min_uses", 1),
-            ("page_valkey_ttl_s", 60),
-            ("page_valkey_timeout_ms", 10),
             ("page_valkey_write_bytes_per_s", 1),
             ("page_memory_bytes", 0),
         ):
@@ -104,6 +104,8 @@ class TransferConfig(ServiceConfig):
         if self.max_context_tokens < 0:
             raise ValueError(f"max_context_tokens {self.max_context_tokens}: must not be negative")
         check_range(self, "page_streams_port", 0, 65535)
+        check_range(self, "page_valkey_ttl_s", 60, _MAX_VALKEY_TTL_S)
+        check_range(self, "page_valkey_timeout_ms", 10, _MAX_VALKEY_TIMEOUT_MS)
         check_range(self, "workers_on_machine", 1, MAX_LEASES)
         check_range(self, "models_on_machine", 1, _MAX_MODELS)
         explicit = (self.page_bytes > 0, bool(self.model_digest))

@@ -2,45 +2,74 @@
 
 import os
 import sys
-from importlib import metadata
-from typing import Annotated, Literal
+from collections.abc import Callable
+from importlib import import_module, metadata
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 import weir
-from weir.cli import (
-    audit,
-    batch,
-    bench,
-    certs,
-    chat,
-    doctor,
-    generate,
-    models,
-    plan,
-    profile,
-    pull,
-    scheduling,
-    simulate,
-    status,
-    trace,
-    train_predictor,
-    workers,
-)
-from weir.cli.planner import command as planner
-from weir.cli.stack import host, up
-from weir.cli.top import command as top
 from weir.runtime.extras import DISTRIBUTION
 
 # What follows the role is not for this program: not even --help.
 _SERVICE_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+# name: the module's function, or its commands, as `weir --help` orders them
+_COMMANDS = {
+    "up": "weir.cli.stack.up:up",
+    "down": "weir.cli.stack.up:down",
+    "host": "weir.cli.stack.host:host",
+    "status": "weir.cli.status:status",
+    "top": "weir.cli.top.command:top",
+    "trace": "weir.cli.trace:trace",
+    "audit": "weir.cli.audit:audit",
+    "drain": "weir.cli.workers:drain",
+    "role": "weir.cli.workers:role",
+    "restart": "weir.cli.workers:restart",
+    "serve": "weir.cli.app:serve",
+    "generate": "weir.cli.generate:generate",
+    "chat": "weir.cli.chat:chat",
+    "pull": "weir.cli.pull:pull",
+    "doctor": "weir.cli.doctor:doctor",
+    "simulate": "weir.cli.simulate:simulate",
+    "plan": "weir.cli.plan:plan",
+    "planner": "weir.cli.planner.command:planner",
+    "profile": "weir.cli.profile:profile",
+    "train-predictor": "weir.cli.train_predictor:train_predictor",
+    "models": "weir.cli.models:app",
+    "batch": "weir.cli.batch:app",
+    "bench": "weir.cli.bench:app",
+    "certs": "weir.cli.certs:app",
+    "limits": "weir.cli.scheduling:limits_app",
+    "policy": "weir.cli.scheduling:policy_app",
+}
+_PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+
+
+class _LoadedWhenAsked(TyperGroup):
+    """Imports the command that is run and no other: all of them take a second. After click's "Lazily loading
+    subcommands" (palletsprojects.com, click, complex applications)."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        del ctx
+        return [*_COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        loaded: typer.Typer | Callable[..., None] = getattr(import_module(module), name)
+        alone = typer.Typer(**_PLAIN)
+        if isinstance(loaded, typer.Typer):
+            alone.add_typer(loaded, name=cmd_name)
+        else:
+            alone.command(cmd_name, context_settings=_SERVICE_ARGUMENTS if cmd_name == "serve" else None)(loaded)
+        return typer.main.get_group(alone).commands[cmd_name]
+
+
+app = typer.Typer(cls=_LoadedWhenAsked, no_args_is_help=True, **_PLAIN)
 
 
 def _show_version(wanted: bool) -> None:
@@ -74,31 +103,3 @@ def serve(
     """
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", f"weir_{role}", *context.args])
-
-
-app.command()(up.up)
-app.command()(up.down)
-app.command()(host.host)
-app.command()(status.status)
-app.command()(top.top)
-app.command()(trace.trace)
-app.command()(audit.audit)
-app.command()(workers.drain)
-app.command()(workers.role)
-app.command()(workers.restart)
-app.command(context_settings=_SERVICE_ARGUMENTS)(serve)
-app.command()(generate.generate)
-app.command()(chat.chat)
-app.command()(pull.pull)
-app.command()(doctor.doctor)
-app.command()(simulate.simulate)
-app.command()(plan.plan)
-app.command()(planner.planner)
-app.command()(profile.profile)
-app.command()(train_predictor.train_predictor)
-app.add_typer(models.app, name="models")
-app.add_typer(batch.app, name="batch")
-app.add_typer(bench.app, name="bench")
-app.add_typer(certs.app, name="certs")
-app.add_typer(scheduling.limits_app, name="limits")
-app.add_typer(scheduling.policy_app, name="policy")

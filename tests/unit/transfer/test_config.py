@@ -66,7 +66,10 @@ def test_a_longer_context_than_the_models_is_refused() -> None:
         ({"page_valkey_url": "redis://localhost", "prefix_cache": False}, "page_valkey_url .*: needs prefix_cache"),
         ({"page_valkey_url": "redis://localhost", "page_valkey_ca_file": "/ca"}, "page_valkey_ca_file '/ca': needs"),
         ({"page_valkey_password_file": "/p"}, "page_valkey_password_file '/p': is of no use without"),
-        ({"page_valkey_ttl_s": 59}, "page_valkey_ttl_s 59: must be at least 60"),
+        ({"page_valkey_ttl_s": 59}, r"page_valkey_ttl_s 59: must be in \[60, 31622400\]"),
+        ({"page_valkey_ttl_s": 1 << 40}, r"page_valkey_ttl_s 1099511627776: must be in \[60, 31622400\]"),
+        ({"page_valkey_timeout_ms": 9}, r"page_valkey_timeout_ms 9: must be in \[10, 60000\]"),
+        ({"page_valkey_timeout_ms": 60_001}, r"page_valkey_timeout_ms 60001: must be in \[10, 60000\]"),
         (
             {"page_memory_bytes": 1 << 30},
             "page_memory_bytes 1073741824: is for arenas on a device; .* arena_bytes more",
