@@ -90,6 +90,7 @@ async def test_a_server_that_fails_a_stack_costs_it_what_it_must_compute(tmp_pat
             assert stack.integrity_errors() == []
 
 
+@pytest.mark.timeout(600)  # half a minute where it is alone: its steps are interpreted
 async def test_pages_that_left_a_device_come_back_from_memory_of_its_host(tmp_path: Path) -> None:
     """An arena that has not room for all of the prompts: each has left it, in part at least, when it comes again."""
     device = ("--device", "interpreter", "--max-context-tokens", "128", "--page-memory-bytes", "64MiB")
