@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module, metadata
 from typing import Annotated, Any, Literal
 
@@ -47,26 +47,36 @@ _COMMANDS = {
 _PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 
+class _Commands(Mapping[str, Any]):
+    """Each is imported when it is asked for. After click's "Lazily loading subcommands" (complex applications)."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, attribute = _COMMANDS[name].partition(":")
+        loaded: typer.Typer | Callable[..., None] = getattr(import_module(module), attribute)
+        alone = typer.Typer(**_PLAIN)
+        if isinstance(loaded, typer.Typer):
+            alone.add_typer(loaded, name=name)
+        else:
+            alone.command(name, context_settings=_SERVICE_ARGUMENTS if name == "serve" else None)(loaded)
+        return typer.main.get_group(alone).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
 class _LoadedWhenAsked(TyperGroup):
-    """Imports the command that is run and no other: all of them take a second. After click's "Lazily loading
-    subcommands" (palletsprojects.com, click, complex applications)."""
+    """Imports the command that is run and no other: all of them take a second."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()  # type: ignore[assignment]
 
     def list_commands(self, ctx: Any) -> list[str]:
         del ctx
-        return [*_COMMANDS]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        del ctx
-        if cmd_name not in _COMMANDS:
-            return None
-        module, _, name = _COMMANDS[cmd_name].partition(":")
-        loaded: typer.Typer | Callable[..., None] = getattr(import_module(module), name)
-        alone = typer.Typer(**_PLAIN)
-        if isinstance(loaded, typer.Typer):
-            alone.add_typer(loaded, name=cmd_name)
-        else:
-            alone.command(cmd_name, context_settings=_SERVICE_ARGUMENTS if cmd_name == "serve" else None)(loaded)
-        return typer.main.get_group(alone).commands[cmd_name]
+        return [*self.commands]
 
 
 app = typer.Typer(cls=_LoadedWhenAsked, no_args_is_help=True, **_PLAIN)
