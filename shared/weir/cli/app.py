@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import weir
+from weir.cli.loading import ends_quietly
 from weir.runtime.extras import DISTRIBUTION
 
 # What follows the role is not for this program: not even --help.
@@ -52,7 +53,8 @@ class _Commands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         module, _, attribute = _COMMANDS[name].partition(":")
-        loaded: typer.Typer | Callable[..., None] = getattr(import_module(module), attribute)
+        with ends_quietly():
+            loaded: typer.Typer | Callable[..., None] = getattr(import_module(module), attribute)
         alone = typer.Typer(**_PLAIN)
         if isinstance(loaded, typer.Typer):
             alone.add_typer(loaded, name=name)

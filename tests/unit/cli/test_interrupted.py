@@ -10,13 +10,16 @@ import os, signal, sys
 
 class Interrupts:
     def find_spec(self, name, path=None, target=None):
-        if name == "typer":
-            os.kill(os.getpid(), signal.SIGINT)
+        if name == "{module}":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt as error:
+                raise ImportError("as extensions make of it") from error
 
 sys.meta_path.insert(0, Interrupts())
 {before}
 from weir.cli.main import main
-sys.argv = ["weir", "--help"]
+sys.argv = ["weir", "pull", "--help"]
 main()
 """
 
@@ -29,13 +32,14 @@ main()
     ],
     ids=["as a terminal starts it", "in the background of a script"],
 )
+@pytest.mark.parametrize("module", ["typer", "weir.cli.pull"])
 def test_a_command_that_is_interrupted_while_it_loads_ends_quietly(
-    before: str, returncode: int, has_help: bool
+    module: str, before: str, returncode: int, has_help: bool
 ) -> None:
-    code = INTERRUPTED_WHILE_LOADING.format(before=before)
+    code = INTERRUPTED_WHILE_LOADING.format(module=module, before=before)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (returncode, "")
-    assert ("Usage: weir" in done.stdout) is has_help
+    assert ("Usage: weir pull" in done.stdout) is has_help
 
 
 def test_once_it_is_loaded_an_interrupt_reaches_the_command() -> None:
@@ -43,16 +47,16 @@ def test_once_it_is_loaded_an_interrupt_reaches_the_command() -> None:
     code = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from weir.cli import app, main
+from weir.cli import main, pull
 
-@app.app.command()
 def cleans() -> None:
     try:
         os.kill(os.getpid(), signal.SIGINT)
     finally:
         print("clean")
 
-sys.argv = ["weir", "cleans"]
+pull.pull = cleans
+sys.argv = ["weir", "pull"]
 main.main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
