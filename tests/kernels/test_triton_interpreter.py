@@ -1,4 +1,4 @@
-"""The Triton cases, in Triton's interpreter: on the CPU, in two processes of their own.
+"""The Triton cases, in Triton's interpreter: on the CPU, in four processes of their own.
 
 Triton decides when it is imported whether kernels are interpreted, and other tests of this process may import it.
 """
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def interpreted(folder: Path, marked: str) -> dict[Path, CaseResult]:
-    return run_cases(folder, {"TRITON_INTERPRET": "1"}, num_processes=2, marked=marked)
+    return run_cases(folder, {"TRITON_INTERPRET": "1"}, num_processes=4, marked=marked)
 
 
 @pytest.fixture(scope="module")
