@@ -49,7 +49,7 @@ class Outline:
 
 @cache
 def outline(path: Path) -> Outline:
-    """A third of a minute for all files: once a process."""
+    """Of all files together it takes long: once a process."""
     tree = ast.parse(path.read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return Outline(

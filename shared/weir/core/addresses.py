@@ -7,6 +7,7 @@ import random
 import re
 import socket
 from collections.abc import Collection
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -92,16 +93,18 @@ def server_ports(range_file: Path = _RANGE_FILE) -> range:
     return next((ports for ports in (below, above) if len(ports) >= _MIN_PORTS), range(_LOWEST, _LAST + 1))
 
 
-def hold_port(host: str, port: int) -> socket.socket:
+def hold_port(host: str, port: int, *, is_alone: bool = False) -> socket.socket:
     """Keeps the kernel from giving the port away, until closed. A server can listen there all the same.
 
-    Raises OSError where somebody listens already, or may not.
+    Raises OSError where somebody listens already, or may not; where it has to be alone, also where another program
+    holds it, whose server would find somebody there.
     """
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         # As servers do: only so can they listen beside it, and connections that linger in TIME_WAIT do not count.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not is_alone)
         holder.bind((host.strip("[]"), port))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except BaseException:
         holder.close()
         raise
@@ -118,38 +121,22 @@ def is_port_free(host: str, port: int) -> bool:
 
 
 class PortDealer:
-    """Gives each of `ports` once at most, in an order of chance, if nobody holds it then; and holds it from then on, so
-    that no dealer of another program gives it."""
+    """Gives each of `ports` once at most, in an order of chance, and none that another program holds."""
 
     def __init__(self, ports: Collection[int], rng: random.Random) -> None:
         self._left = rng.sample(list(ports), len(ports))
-        self._holders: list[socket.socket] = []
 
-    def deal(self, host: str = LOOPBACK) -> int:
-        """Raises NoFreePort."""
+    def deal(self, host: str = LOOPBACK) -> socket.socket:
+        """As of `hold_port`: until it is closed, no other program's dealer gives the port. Raises NoFreePort."""
         while self._left:
-            port = self._left.pop()
-            holder = _try_claim(host, port)
-            if holder is not None:
-                self._holders.append(holder)
-                return port
+            with suppress(OSError):
+                return hold_port(host, self._left.pop(), is_alone=True)
         raise NoFreePort(f"no port of {host} that this process has not given yet is free")
 
-    def close(self) -> None:
-        for holder in self._holders:
-            holder.close()
 
-
-def _try_claim(host: str, port: int) -> socket.socket | None:
-    """As `hold_port`, but nothing where another program holds it too, whose server would find somebody there."""
-    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        holder.bind((host.strip("[]"), port))  # without SO_REUSEADDR: refused beside any other
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    except OSError:
-        holder.close()
-        return None
-    return holder
+def hold_free_port(host: str = LOOPBACK) -> socket.socket:
+    """Of a port that this process has not given before. Raises NoFreePort."""
+    return _dealer().deal(host)
 
 
 def free_port(host: str = LOOPBACK) -> int:
@@ -157,7 +144,10 @@ def free_port(host: str = LOOPBACK) -> int:
 
     Raises NoFreePort.
     """
-    return _dealer().deal(host)
+    holder = hold_free_port(host)
+    port: int = holder.getsockname()[1]
+    holder.detach()  # nobody closes it
+    return port
 
 
 @cache

@@ -1,12 +1,22 @@
+import gc
 import random
 import socket
 import struct
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from weir.core.addresses import LOOPBACK, NoFreePort, PortDealer, free_port, hold_port, is_port_free, server_ports
+from weir.core.addresses import (
+    LOOPBACK,
+    NoFreePort,
+    PortDealer,
+    free_port,
+    hold_free_port,
+    hold_port,
+    is_port_free,
+    server_ports,
+)
 
 _IP_LOCAL_PORT_RANGE = 51  # of Linux 6.3; Python has no name for it
 
@@ -50,39 +60,57 @@ def test_a_process_is_not_given_a_port_twice() -> None:
     assert {*ports} <= {*server_ports()}
 
 
-def dealer_of(*ports: int) -> closing[PortDealer]:
-    return closing(PortDealer(ports, random.Random(0)))
+def port_of(holder: socket.socket) -> int:
+    port: int = holder.getsockname()[1]
+    return port
 
 
-def unheld_port() -> int:
-    with closing(PortDealer(server_ports(), random.Random())) as dealer:
-        return dealer.deal()
+def unheld_ports(number: int) -> list[int]:
+    """That this process has given before, so that nobody is likely to hold them."""
+    with ExitStack() as held:
+        return [port_of(held.enter_context(hold_free_port())) for _ in range(number)]
+
+
+def dealer_of(*ports: int) -> PortDealer:
+    return PortDealer(ports, random.Random(0))
 
 
 def test_a_dealer_passes_over_what_is_in_use_and_ends_by_name() -> None:
-    free, busy = unheld_port(), unheld_port()
-    with socket.create_server((LOOPBACK, busy)), dealer_of(free, busy) as dealer:
-        assert dealer.deal() == free
+    free, busy = unheld_ports(2)
+    dealer = dealer_of(free, busy)
+    with socket.create_server((LOOPBACK, busy)):
+        with dealer.deal() as holder:
+            assert port_of(holder) == free
         with pytest.raises(NoFreePort, match=r"no port of 127.0.0.1"):
             dealer.deal()
 
 
 def test_a_port_that_another_program_holds_is_not_dealt() -> None:
-    free, held = unheld_port(), unheld_port()
-    with hold_port(LOOPBACK, held), dealer_of(free, held) as dealer:
-        assert dealer.deal() == free
+    free, held = unheld_ports(2)
+    dealer = dealer_of(free, held)
+    with hold_port(LOOPBACK, held):
+        with dealer.deal() as holder:
+            assert port_of(holder) == free
         with pytest.raises(NoFreePort):
             dealer.deal()
 
 
 def test_two_programs_are_not_dealt_the_same_port() -> None:
-    port = unheld_port()
-    with dealer_of(port) as one, dealer_of(port) as other:
-        assert one.deal() == port
+    (port,) = unheld_ports(1)
+    with dealer_of(port).deal() as holder:
+        assert port_of(holder) == port
         with pytest.raises(NoFreePort):
-            other.deal()
+            dealer_of(port).deal()
         with hold_port(LOOPBACK, port), socket.create_server((LOOPBACK, port)):
             pass  # for which it was dealt
+    dealer_of(port).deal().close()
+
+
+def test_a_free_port_stays_held() -> None:
+    port = free_port()
+    gc.collect()
+    with pytest.raises(NoFreePort):
+        dealer_of(port).deal()
 
 
 def test_a_server_starts_and_restarts_at_a_port_that_is_held_for_it() -> None:

@@ -1,5 +1,6 @@
 """The document of the HTTP port: it names every route and no other, and what is answered is as it says."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from weir.core.options import NUMBER_RULES
 from weir_gateway.frontends.http_frontend import HttpFrontend
 from weir_gateway.frontends.http_server import HttpSettings
 from weir_gateway.frontends.openai.schema import LEAST_SEED
+from weir_gateway.frontends.openapi import handlers
 from weir_gateway.frontends.openapi.document import OPERATIONS, openapi_document
 from weir_gateway.frontends.openapi.page import openapi_page
 
@@ -78,21 +80,21 @@ async def test_it_is_served_without_a_key_and_has_no_reference_to_nowhere(http: 
     assert len({json.dumps(one) for one in answer.json()["paths"]}) == len(answer.json()["paths"])
 
 
-async def test_it_is_rendered_once(
+async def test_it_is_rendered_once_however_many_ask_at_once(
     http: httpx.AsyncClient, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rendered: list[object] = []
+    versions: list[str] = []
 
-    def dumps(value: object, **options: Any) -> str:
-        rendered.append(value)
-        return json.JSONEncoder(**options).encode(value)
+    def counted(version: str) -> dict[str, Any]:
+        versions.append(version)
+        return document
 
-    with monkeypatch.context() as patched:
-        patched.setattr(json, "dumps", dumps)
-        answers = [await http.get("/openapi.json") for _ in range(2)]
-    assert document not in rendered
-    assert [answer.json() for answer in answers] == [document] * 2
-    assert answers[0].headers["content-type"] == "application/json"
+    monkeypatch.setattr(handlers, "openapi_document", counted)
+    answers = await asyncio.gather(*(http.get("/openapi.json") for _ in range(3)), http.get("/docs"))
+    answers.append(await http.get("/openapi.json"))
+    assert versions == [weir.__version__]
+    described = [answer for answer in answers if answer.headers["content-type"] == "application/json"]
+    assert [answer.json() for answer in described] == [document] * 4
 
 
 def test_numbers_have_the_ranges_that_are_checked(document: dict[str, Any]) -> None:

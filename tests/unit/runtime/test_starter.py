@@ -1,6 +1,7 @@
 """Processes that are forks of a fork server, and what they are once it is gone."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -194,22 +195,57 @@ async def test_a_fork_server_that_dies_costs_one_start(tmp_path: Path) -> None:
         assert await ended(process) == -signal.SIGKILL
 
 
-async def test_a_start_that_is_broken_off_gives_its_process_to_nobody_else(tmp_path: Path) -> None:
+async def test_a_start_that_is_broken_off_leaves_no_process(tmp_path: Path) -> None:
     role = Role(tmp_path, text="import time\ntime.sleep(1)\n" + _ROLE)
-    starter, spec = ProcessStarter(role.environ), role.spec("0")
-    try:
-        async with starter.forking([spec]):
-            broken_off = asyncio.create_task(started(starter, spec))
-            await asyncio.sleep(0.1)  # it imports
-            broken_off.cancel()
-            await asyncio.wait([broken_off])
-            with pytest.raises(ConnectionError):
+    starter, spec = ProcessStarter(role.environ), role.spec("wait", str(tmp_path))
+    async with starter.forking([spec]):
+        broken_off = asyncio.create_task(started(starter, spec))
+        await asyncio.sleep(0.1)  # it imports
+        broken_off.cancel()
+        await asyncio.wait([broken_off])
+        with pytest.raises(ConnectionError):
+            await started(starter, spec)
+        process = await started(starter, spec)
+    assert not isinstance(process, ForkedProcess)
+    assert role.facts(spec)["loaded_by"] == process.pid
+    assert kill_all(tmp_path) == [process.pid], "no other, that the fork server has forked for nobody"
+    assert await ended(process) == -signal.SIGKILL
+
+
+async def test_what_cannot_be_watched_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    role = Role(tmp_path)
+    starter, spec = ProcessStarter(role.environ), role.spec("wait", str(tmp_path))
+
+    def refused(_pid: int) -> int:
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    async with starter.forking([spec]):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", refused)
+            with pytest.raises(OSError, match="no descriptor"):
                 await started(starter, spec)
-            process = await started(starter, spec)
-        assert not isinstance(process, ForkedProcess)
-        assert await ended(process) == 0
-    finally:
-        kill_all(tmp_path)
+        process = await started(starter, spec)
+    assert [pid for pid in kill_all(tmp_path) if pid != process.pid] == []
+    assert await ended(process) == -signal.SIGKILL
+
+
+async def test_where_no_fork_server_can_be_made_processes_are_started_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = Role(tmp_path)
+    starter, spec = ProcessStarter(role.environ), role.spec("0")
+
+    async def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no process")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "create_subprocess_exec", refused)
+        start = starter.forking([spec])
+        await start.__aenter__()
+    process = await started(starter, spec)
+    assert await ended(process) == 0
+    assert not isinstance(process, ForkedProcess)
+    await start.__aexit__(None, None, None)
 
 
 async def test_whoever_waits_for_a_fork_when_the_start_is_over_is_told(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """`GET /openapi.json` and `GET /docs`."""
 
 import asyncio
-from functools import cache
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -17,7 +16,7 @@ class OpenApiDocuments:
     """The description of the API, for programs and for people; rendered once, when first asked for."""
 
     def __init__(self) -> None:
-        self._rendering = asyncio.Lock()
+        self._rendering: asyncio.Task[tuple[bytes, str]] | None = None
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         return [("GET", "/openapi.json", self._document), ("GET", "/docs", self._page)]
@@ -33,11 +32,12 @@ class OpenApiDocuments:
         return HTMLResponse(page, headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
 
     async def _rendered(self) -> tuple[bytes, str]:
-        async with self._rendering:
-            return await asyncio.to_thread(_render)  # takes a fifth of a second
+        """However many ask at once, and whoever of them leaves."""
+        if self._rendering is None:
+            self._rendering = asyncio.create_task(asyncio.to_thread(_render))  # takes a fifth of a second
+        return await asyncio.shield(self._rendering)
 
 
-@cache
 def _render() -> tuple[bytes, str]:
     """For programs, and for people."""
     document = openapi_document(weir.__version__)

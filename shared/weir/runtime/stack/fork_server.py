@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -58,7 +59,7 @@ def fork_server_command(connection: int, modules: list[str]) -> list[str]:
 def main() -> None:
     """Returns when the supervisor has closed the connection; in each fork, when what it has become has ended."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    _set_title(sys.argv[:3])
+    _set_title(sys.orig_argv[:3])
     _import(sys.argv[2].split(","))
     request = _serve(connection)
     if request is not None:
@@ -91,7 +92,12 @@ def _serve(connection: socket.socket) -> ForkRequest | None:
             _become(request, log)
             return request
         os.close(log)
-        connection.send(reply.encode())
+        try:
+            connection.send(reply.encode())
+        except OSError:  # whoever has asked is gone, or waits no more: the process is nobody's
+            if reply.pid:
+                os.kill(reply.pid, signal.SIGKILL)
+            return None
 
 
 def _fork_orphan() -> int:

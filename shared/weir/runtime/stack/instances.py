@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from weir.bus.server import NatsServerMissing
-from weir.core.addresses import LOOPBACK, NoFreePort, free_port, hold_port, server_ports
+from weir.core.addresses import LOOPBACK, NoFreePort, hold_free_port, hold_port, server_ports
 from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, WeirError
 from weir.core.process import ProcessIdentity
@@ -300,13 +300,8 @@ def hold_metrics_ports(number: int, held: ExitStack, config: StackConfig | None 
         for port in named:
             held.enter_context(_hold_port(config.metrics_host, port, "--metrics-port"))
         return list(named)
-    ports: list[int] = []
     try:
-        while len(ports) < number:
-            port = free_port()
-            with suppress(OSError):  # somebody else took it meanwhile
-                held.enter_context(hold_port(LOOPBACK, port))
-                ports.append(port)
+        holders = [held.enter_context(hold_free_port()) for _ in range(number)]
     except NoFreePort as error:
         raise PortBusy(str(error)) from error
-    return ports
+    return [holder.getsockname()[1] for holder in holders]

@@ -17,6 +17,7 @@ _COMMANDS_OWN = frozenset({"WEIR_TLS_CERT", "WEIR_TLS_KEY", "WEIR_TLS_CA"})
 _PR_SET_CHILD_SUBREAPER = 36
 _REPLY_S = 60.0  # it imports first
 _END_S = 2.0
+_UNKNOWN_EXIT = 255  # as asyncio says it
 
 
 class StartedProcess(Protocol):
@@ -34,7 +35,7 @@ class StartedProcess(Protocol):
         """Its exit code."""
         ...
 
-    def send_signal(self, signal: int) -> None:
+    def send_signal(self, number: int, /) -> None:
         """Raises ProcessLookupError if it has ended."""
         ...
 
@@ -86,7 +87,7 @@ class ProcessStarter:
 
 
 async def _try_open(environ: Mapping[str, str], modules: list[str]) -> "_ForkServer | None":
-    """None: no orphan can become this process's child. Raises OSError."""
+    """None: no orphan can become this process's child, or the machine makes no process now: then each start says so."""
     if not _takes_orphans(1):
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -101,9 +102,11 @@ async def _try_open(environ: Mapping[str, str], modules: list[str]) -> "_ForkSer
                 env=environ,
                 start_new_session=True,
             )
-    except BaseException:
+    except BaseException as error:
         ours.close()
         _takes_orphans(0)
+        if isinstance(error, OSError | RuntimeError):
+            return None
         raise
     ours.setblocking(False)
     return _ForkServer(process, ours)
@@ -135,7 +138,7 @@ class _ForkServer:
                 self._kill()
                 raise ConnectionError(f"the fork server does not answer: {error!r}") from error
             except asyncio.CancelledError:
-                self._kill()  # else its late answer would be taken for that to the next request
+                self._hang_up()  # its late answer would be taken for that to the next request
                 raise
         if not answer:
             raise ConnectionError("the fork server has ended")
@@ -146,17 +149,22 @@ class _ForkServer:
 
     async def close(self) -> None:
         """It ends when nobody is connected any more; whoever waits for a fork gets ConnectionError."""
-        with suppress(OSError):  # it is gone
-            self._connection.shutdown(socket.SHUT_RDWR)
+        self._hang_up()
         try:
             await asyncio.wait_for(self._process.wait(), _END_S)
         except TimeoutError:
             self._kill()
-            await self._process.wait()
+            with suppress(TimeoutError):  # it waits for something in the kernel that no signal ends
+                await asyncio.wait_for(self._process.wait(), _END_S)
         finally:
             async with self._one_at_a_time:
                 self._connection.close()
             _takes_orphans(0)
+
+    def _hang_up(self) -> None:
+        """What it has forked and can tell nobody, it kills."""
+        with suppress(OSError):  # it is gone
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -171,17 +179,22 @@ class ForkedProcess:
         self.pid = pid
         self.returncode: int | None = None
         loop = asyncio.get_running_loop()
-        self._descriptor = os.pidfd_open(pid)
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except OSError:  # nobody would see its end
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self._exit_code: asyncio.Future[int] = loop.create_future()
         loop.add_reader(self._descriptor, self._on_exit)
 
     async def wait(self) -> int:
         return await asyncio.shield(self._exit_code)
 
-    def send_signal(self, signal: int) -> None:
+    def send_signal(self, number: int, /) -> None:
         if self.returncode is not None:
             raise ProcessLookupError(f"process {self.pid} has ended")
-        os.kill(self.pid, signal)  # nobody else has its pid before it is waited for
+        signal.pidfd_send_signal(self._descriptor, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -189,6 +202,9 @@ class ForkedProcess:
     def _on_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
-        _, status = os.waitpid(self.pid, 0)
-        self.returncode = os.waitstatus_to_exitcode(status)
+        try:
+            _, status = os.waitpid(self.pid, 0)
+            self.returncode = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:  # whoever started this process ignores SIGCHLD
+            self.returncode = _UNKNOWN_EXIT
         self._exit_code.set_result(self.returncode)
