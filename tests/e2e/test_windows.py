@@ -2,6 +2,8 @@
 worker and after a kill, and its tokens are those of transformers."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import gguf
@@ -42,21 +44,48 @@ def greedy_ids(tiny: TinyLlama, ids: list[int]) -> list[int]:
     return found
 
 
-async def answer(stack: Stack, ids: list[int], *, kills: bool) -> tuple[StreamRecord, list[float]]:
-    """With what its decode worker held meanwhile. `kills`: that worker, once it has sampled half."""
+async def answer(stack: Stack, ids: list[int]) -> tuple[StreamRecord, list[float]]:
+    """With what its decode worker held meanwhile."""
+    held: list[float] = []
+    async with answering(stack, ids) as (record, stream):
+        while not stream.done():
+            held += [num_pages for _, num_pages in await asyncio.to_thread(busy_decoders, stack)]
+        await stream
+    return record, held
+
+
+async def answer_amid_a_kill(stack: Stack, ids: list[int]) -> tuple[StreamRecord, int]:
+    """Of its decode worker, when pages have fallen behind the window since the prompt; with how often it was asked for.
+    Asks again where the kill came too late: on a machine with much to do a worker may be far ahead of what is seen."""
+    for num_asked in range(1, 6):
+        async with answering(stack, ids) as (record, stream):
+            busy: list[tuple[ProcessView, float]] = []
+            while not (busy or stream.done()):
+                busy = await asyncio.to_thread(busy_decoders, stack)
+            while len(record.token_ids) <= ATTENTION_BLOCK_TOKENS and not stream.done():
+                await asyncio.wait((stream,), timeout=0.001)
+            if busy:
+                stack.kill(busy[0][0])
+            await stream
+        await asyncio.to_thread(
+            wait_until, lambda: is_idle_with_two_decoders(stack), timeout_s=60, what="nothing is left"
+        )
+        if await asyncio.to_thread(stack.metric, "decode", "adopted_total"):
+            return record, num_asked
+    raise AssertionError(f"none of {num_asked} answers was adopted by the other decode worker amid its tokens")
+
+
+def is_idle_with_two_decoders(stack: Stack) -> bool:
+    return [process.state for process in stack.processes("decode")] == ["ready"] * 2 and stack.is_idle()
+
+
+@asynccontextmanager
+async def answering(stack: Stack, ids: list[int]) -> AsyncIterator[tuple[StreamRecord, "asyncio.Task[bool]"]]:
     channel, stub = open_stub(stack.grpc_address)
-    record, held = StreamRecord(), []
+    record = StreamRecord()
     async with channel:
         call = stub.Generate(greedy_request(ids, max_tokens=NUM_TOKENS, ignore_eos=True), timeout=120)
-        answering = asyncio.create_task(follow(call, record))
-        while not answering.done():
-            busy = await asyncio.to_thread(busy_decoders, stack)
-            held += [num_pages for _, num_pages in busy]
-            if kills and busy and len(record.token_ids) > NUM_TOKENS // 3:
-                stack.kill(busy[0][0])
-                break
-        await answering
-    return record, held
+        yield record, asyncio.create_task(follow(call, record))
 
 
 def busy_decoders(stack: Stack) -> list[tuple[ProcessView, float]]:
@@ -72,15 +101,13 @@ def test_a_long_context_takes_the_pages_of_its_window(tmp_path: Path) -> None:
     expected = greedy_ids(tiny, ids)
     flags = ("--model", str(path), *FLAGS)
     with Stack(tmp_path / "run", num_decode=2, flags=flags, environ=SPLIT) as stack:
-        record, held = asyncio.run(answer(stack, ids, kills=False))
+        record, held = asyncio.run(answer(stack, ids))
         given_back = [stack.metric(role, "pages_behind_window_total") for role in ("prefill", "decode")]
         num_handed_off = stack.metric("prefill", "handed_off_total")
         wait_until(stack.is_idle, timeout_s=60, what="nothing is left")
-        computed = stack.metric("prefill", "prompt_tokens_computed_total")
-        killed, _ = asyncio.run(answer(stack, ids, kills=True))
-        wait_until(stack.is_idle, timeout_s=60, what="nothing is left after the kill")
+        killed, num_asked = asyncio.run(answer_amid_a_kill(stack, ids))
         adopted = stack.metric("decode", "adopted_total")
-        recomputed = stack.metric("prefill", "prompt_tokens_computed_total") - computed
+        computed = stack.metric("prefill", "prompt_tokens_computed_total")
         assert stack.integrity_errors() == []
     assert (record.code, record.token_ids) == (grpc.StatusCode.OK, expected)
     assert num_handed_off == 1
@@ -89,4 +116,5 @@ def test_a_long_context_takes_the_pages_of_its_window(tmp_path: Path) -> None:
     assert 0 < max(held) <= num_pages_for(WINDOW + ATTENTION_BLOCK_TOKENS) + 1
     assert (killed.code, killed.token_ids, killed.num_index_errors) == (grpc.StatusCode.OK, expected, 0)
     assert adopted == 1
-    assert recomputed == NUM_PROMPT_TOKENS - (NUM_PROMPT_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS, "all else was cached"
+    uncached = NUM_PROMPT_TOKENS - (NUM_PROMPT_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
+    assert computed == NUM_PROMPT_TOKENS + num_asked * uncached, "all else was cached"
