@@ -8,7 +8,7 @@ from typing import Any
 
 from weir.core.credentials import key_digest, make_key
 from weir.runtime.stack.paths import InstancePaths
-from weir.testing.stack import Stack
+from weir.testing.stack import TINY_MODEL, Stack
 
 _LIMITS = """
 admin_key_digests = ["{admin}"]
@@ -62,5 +62,5 @@ def open_scene(folder: Path) -> Iterator[Scene]:
     limits = folder / "limits.toml"
     limits.write_text(_LIMITS.format(**{name: digest.hex() for name, digest in digests.items()}))
     environ = {"WEIR_MAX_REQUESTS": "32"}
-    with Stack(folder / "run", flags=("--limits-file", str(limits)), environ=environ) as stack:
+    with Stack(folder / "run", flags=(*TINY_MODEL, "--limits-file", str(limits)), environ=environ) as stack:
         yield Scene(stack, attacker, other)

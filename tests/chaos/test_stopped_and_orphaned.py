@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from weir.testing.load import greedy_request, open_stub, stream
-from weir.testing.stack import Stack, wait_until
+from weir.testing.stack import TINY_MODEL, Stack, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
 
@@ -61,7 +61,7 @@ async def test_a_decode_worker_stopped_beyond_its_lease_is_dead_when_it_would_wa
 
 
 def test_after_kill_9_of_the_supervisor_weir_down_removes_everything(tmp_path: Path) -> None:
-    stack = Stack(tmp_path)
+    stack = Stack(tmp_path, flags=TINY_MODEL)
     stack.start()
     processes = stack.processes()
     supervisor_pid = stack.status()["supervisor_pid"]
@@ -77,7 +77,7 @@ def test_after_kill_9_of_the_supervisor_weir_down_removes_everything(tmp_path: P
 
 
 def test_weir_up_after_kill_9_of_the_supervisor_replaces_what_is_left(tmp_path: Path) -> None:
-    stack = Stack(tmp_path)
+    stack = Stack(tmp_path, flags=TINY_MODEL)
     stack.start()
     old = stack.processes()
     os.kill(stack.status()["supervisor_pid"], signal.SIGKILL)

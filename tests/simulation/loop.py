@@ -150,7 +150,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _check_closed(self) -> None:
         """What is collected after the end may still call."""
 
-    def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
         if not self.is_over:
             self._ready.append(handle)
