@@ -15,7 +15,7 @@ from weir.model.files.source import resolve_model
 from weir.model.torch.weights import WeightFormat, weights_bytes
 from weir.testing.stack import Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(300)]
 
 NUM_TOKENS = 4
 SAME_SUMS = {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1"}
@@ -64,10 +64,7 @@ def scores_of_one_worker(precision: str, *, is_exact: bool) -> list[tuple[int, f
 
 @pytest.mark.parametrize(
     ("precision", "kept", "is_exact"),
-    [
-        ("fp8-kv8", WeightFormat(torch.float16, True), False),
-        pytest.param("fp32", WeightFormat(torch.float32), True, marks=pytest.mark.long),
-    ],
+    [("fp8-kv8", WeightFormat(torch.float16, True), False), ("fp32", WeightFormat(torch.float32), True)],
     ids=["fp8-kv8", "exact"],
 )
 def test_two_workers_say_what_one_says(precision: str, kept: WeightFormat, is_exact: bool, tmp_path: Path) -> None:

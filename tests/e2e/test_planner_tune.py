@@ -22,7 +22,7 @@ from weir.runtime.change_log import read_changes
 from weir.testing.load import greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(400)]
 
 NUM_CLIENTS = 12
 LONG_S = 200.0

@@ -28,13 +28,18 @@ def planner(
     arms: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(ARMS).replace(", ", ";"),
     processes: Annotated[int, typer.Option(min=1, max=64, help="Runs side by side.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Also write every run into this JSON file.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Runs that are in the file of --out are taken from it.")
+    ] = False,
 ) -> None:
     """Replays loads in simulation under the planner, simple rules, fixed numbers and an oracle; medians over seeds.
 
-    Traces are looked for in the folder `traces` of WEIR_TEST_DATA. An arm's name has ; for its comma here.
+    Traces are looked for in the folder `traces` of WEIR_TEST_DATA. An arm's name has ; for its comma here. A seed of a
+    load takes some ten minutes of a core.
 
     \b
     python -m benchmarks.planner --out planner.json
+    python -m benchmarks.planner --out planner.json --resume
     python -m benchmarks.planner day azure --seeds 2 --arms planner,oracle
     """
     wanted = [arm.replace(";", ", ") for arm in arms.split(",")]
@@ -43,8 +48,8 @@ def planner(
         known = ", ".join(load.name.split()[0] for load in loads())
         fail(f"loads: {known}; arms: {', '.join(ARMS)}", code=EXIT_USAGE)
     stderr = Console(stderr=True, highlight=False)
-    results: Results = {name: [{} for _ in range(seeds)] for name in chosen}
-    tasks = [(name, seed, arm) for seed in range(seeds) for name in chosen for arm in wanted]
+    results = read_results(out) if resume and out is not None and out.exists() else {}
+    tasks = tasks_left(results, chosen, seeds, wanted)
     try:
         with ProcessPoolExecutor(processes) as executor:
             for (name, seed, arm), outcome in zip(tasks, executor.map(_run, tasks), strict=True):
@@ -55,13 +60,31 @@ def planner(
     except TracesMissing as missing:
         fail(str(missing), code=EXIT_USAGE)
     for name in chosen:
-        _print(name, results[name], wanted)
+        _print(name, results[name][:seeds], wanted)
 
 
 def _run(task: tuple[str, int, str]) -> ArmOutcome:
     name, seed, arm = task
     load = next(load for load in loads() if load.name == name)
     return Replayer(load, seed).run(arm)
+
+
+def tasks_left(results: Results, names: Sequence[str], seeds: int, arms: Sequence[str]) -> list[tuple[str, int, str]]:
+    """Load, seed and arm of each run that `results` lack, which get a place for it."""
+    for name in names:
+        by_seed = results.setdefault(name, [])
+        by_seed += [{} for _ in range(seeds - len(by_seed))]
+    return [
+        (name, seed, arm) for seed in range(seeds) for name in names for arm in arms if arm not in results[name][seed]
+    ]
+
+
+def read_results(file: Path) -> Results:
+    """What an earlier run has written into its file."""
+    return {
+        name: [{arm: ArmOutcome(**outcome) for arm, outcome in one.items()} for one in by_seed]
+        for name, by_seed in json.loads(file.read_text()).items()
+    }
 
 
 def _as_json(results: Results) -> dict[str, list[dict[str, dict[str, float]]]]:
