@@ -173,9 +173,10 @@ async def test_nothing_is_left_of_the_fork_server_and_no_orphans_are_taken_in(tm
         assert is_alive(server)
         await ended(process)
     assert not is_alive(server)
-    orphan = await asyncio.create_subprocess_exec("sh", "-c", "sh -c 'sleep 0.2; echo $PPID' & exit 0", stdout=-1)
-    told, _ = await orphan.communicate()
-    assert int(told) != os.getpid()
+    told_late = "sh -c 'sleep 0.2; cut -d \" \" -f 4 /proc/$$/stat' & exit 0"
+    orphan = await asyncio.create_subprocess_exec("sh", "-c", told_late, stdout=-1)
+    new_parent, _ = await orphan.communicate()
+    assert int(new_parent) not in (os.getpid(), orphan.pid)
 
 
 async def test_a_fork_server_that_dies_costs_one_start(tmp_path: Path) -> None:
@@ -210,6 +211,27 @@ async def test_a_start_that_is_broken_off_leaves_no_process(tmp_path: Path) -> N
     assert role.facts(spec)["loaded_by"] == process.pid
     assert kill_all(tmp_path) == [process.pid], "no other, that the fork server has forked for nobody"
     assert await ended(process) == -signal.SIGKILL
+
+
+async def test_what_nobody_waits_for_any_more_is_killed_by_the_fork_server(tmp_path: Path) -> None:
+    role = Role(tmp_path, text="import time\ntime.sleep(0.5)\n" + _ROLE)
+    starter, spec = ProcessStarter(role.environ), role.spec("wait", str(tmp_path))
+    async with starter.forking([spec]):
+        broken_off = asyncio.create_task(started(starter, spec))
+        await asyncio.sleep(0.1)  # it imports, and forks only then
+        broken_off.cancel()
+        await asyncio.wait([broken_off])
+    assert kill_all(tmp_path) == []
+
+
+async def test_an_end_that_somebody_else_has_taken_is_an_end_too(tmp_path: Path) -> None:
+    role = Role(tmp_path)
+    starter, spec = ProcessStarter(role.environ), role.spec("wait")
+    async with starter.forking([spec]):
+        process = await started(starter, spec)
+    process.kill()
+    os.waitpid(process.pid, 0)  # noqa: ASYNC222 - before the loop can
+    assert await ended(process) == process.returncode == 255
 
 
 async def test_what_cannot_be_watched_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
