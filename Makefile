@@ -64,7 +64,7 @@ stacks: setup-dev
 golden: setup-dev model ## The long exactness runs.
 	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)
 
-long: setup-dev model ## What takes long: outages, rolling restarts, more examples, more GPUs and models to compile kernels for.
+long: setup-dev model ## What takes long: outages, rolling restarts, tuning on a stack, more examples, more GPUs and models to compile kernels for.
 	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
 
 MINUTES ?= 10

@@ -4,6 +4,7 @@ worker and after a kill, and its tokens are those of transformers."""
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -67,16 +68,14 @@ async def answer_amid_a_kill(stack: Stack, ids: list[int]) -> tuple[StreamRecord
             if busy:
                 stack.kill(busy[0][0])
             await stream
-        await asyncio.to_thread(
-            wait_until, lambda: is_idle_with_two_decoders(stack), timeout_s=60, what="nothing is left"
-        )
+        await asyncio.to_thread(wait_until, partial(is_whole, stack, busy[:1]), timeout_s=60, what="nothing is left")
         if await asyncio.to_thread(stack.metric, "decode", "adopted_total"):
             return record, num_asked
     raise AssertionError(f"none of {num_asked} answers was adopted by the other decode worker amid its tokens")
 
 
-def is_idle_with_two_decoders(stack: Stack) -> bool:
-    return [process.state for process in stack.processes("decode")] == ["ready"] * 2 and stack.is_idle()
+def is_whole(stack: Stack, killed: list[tuple[ProcessView, float]]) -> bool:
+    return all(stack.has_restarted(process) for process, _ in killed) and stack.is_idle()
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ def planner(
     """Replays loads in simulation under the planner, simple rules, fixed numbers and an oracle; medians over seeds.
 
     Traces are looked for in the folder `traces` of WEIR_TEST_DATA. An arm's name has ; for its comma here. A seed of a
-    load takes some ten minutes of a core.
+    load takes five to ten minutes of a core.
 
     \b
     python -m benchmarks.planner --out planner.json
@@ -47,6 +47,8 @@ def planner(
     if not chosen or set(wanted) - set(ARMS):
         known = ", ".join(load.name.split()[0] for load in loads())
         fail(f"loads: {known}; arms: {', '.join(ARMS)}", code=EXIT_USAGE)
+    if resume and out is None:
+        fail("--resume: say by --out which file to go on from", code=EXIT_USAGE)
     stderr = Console(stderr=True, highlight=False)
     results = read_results(out) if resume and out is not None and out.exists() else {}
     tasks = tasks_left(results, chosen, seeds, wanted)

@@ -196,14 +196,19 @@ async def test_a_fork_server_that_dies_costs_one_start(tmp_path: Path) -> None:
         assert await ended(process) == -signal.SIGKILL
 
 
-async def test_a_start_that_is_broken_off_leaves_no_process(tmp_path: Path) -> None:
+async def break_off_a_start(starter: ProcessStarter, spec: ProcessSpec) -> None:
+    """While the fork server imports, and has not forked yet."""
+    start = asyncio.create_task(started(starter, spec))
+    await asyncio.sleep(0.1)
+    start.cancel()
+    await asyncio.wait([start])
+
+
+async def test_after_a_start_that_was_broken_off_processes_are_started_without(tmp_path: Path) -> None:
     role = Role(tmp_path, text="import time\ntime.sleep(1)\n" + _ROLE)
     starter, spec = ProcessStarter(role.environ), role.spec("wait", str(tmp_path))
     async with starter.forking([spec]):
-        broken_off = asyncio.create_task(started(starter, spec))
-        await asyncio.sleep(0.1)  # it imports
-        broken_off.cancel()
-        await asyncio.wait([broken_off])
+        await break_off_a_start(starter, spec)
         with pytest.raises(ConnectionError):
             await started(starter, spec)
         process = await started(starter, spec)
@@ -217,10 +222,7 @@ async def test_what_nobody_waits_for_any_more_is_killed_by_the_fork_server(tmp_p
     role = Role(tmp_path, text="import time\ntime.sleep(0.5)\n" + _ROLE)
     starter, spec = ProcessStarter(role.environ), role.spec("wait", str(tmp_path))
     async with starter.forking([spec]):
-        broken_off = asyncio.create_task(started(starter, spec))
-        await asyncio.sleep(0.1)  # it imports, and forks only then
-        broken_off.cancel()
-        await asyncio.wait([broken_off])
+        await break_off_a_start(starter, spec)
     assert kill_all(tmp_path) == []
 
 
