@@ -12,7 +12,7 @@ from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import wait_until
 from weir.wire.v1 import inference_pb2
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(300)]
 
 NUM_STREAMS = 8
 MAX_PAUSE_S = 30.0

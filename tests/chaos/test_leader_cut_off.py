@@ -12,7 +12,7 @@ from tests.chaos.relay import Relay
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(240)]
 
 NUM_RUNNING = 4
 NUM_WAITING = 40
@@ -83,7 +83,7 @@ def assert_all_served(records: list[StreamRecord], expected: list[StreamRecord])
         assert record.token_ids == undisturbed.token_ids
 
 
-@pytest.mark.parametrize("how", ["cut", pytest.param("refuse", marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", ["cut", "refuse"])
 def test_a_leader_that_was_cut_off_stands_by_when_it_is_back(cut_off: CutOff, how: str) -> None:
     cluster = cut_off.cluster
     expected = asyncio.run(run_all(cluster))
@@ -110,7 +110,6 @@ def test_a_leader_that_was_cut_off_stands_by_when_it_is_back(cut_off: CutOff, ho
     assert cluster.integrity_errors() == []
 
 
-@pytest.mark.long
 def test_a_slow_way_to_nats_deposes_nobody(cut_off: CutOff) -> None:
     leader, standby = sorted((cut_off.first, cut_off.second), key=leads, reverse=True)
     epoch = leader.metrics()["epoch"]

@@ -10,7 +10,7 @@ import pytest
 from weir.testing.load import greedy_request, open_stub, stream
 from weir.testing.stack import ProcessView, Stack, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(180)]
 
 NUM_QUEUED = 40
 """More than run at a time, so that some wait in the scheduler's queue when it dies."""

@@ -13,7 +13,7 @@ from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import wait_until
 from weir.wire.v1 import inference_pb2
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(300)]
 
 NUM_RUNNING = 6
 NUM_LATE = 4
@@ -88,7 +88,6 @@ async def test_a_transfer_service_that_stands_still_costs_no_stream_a_token(
     assert_nothing_lost(cluster, host, records, undisturbed)
 
 
-@pytest.mark.long
 async def test_a_transfer_service_that_is_away_for_long_costs_no_stream_a_token(
     cluster: Cluster, undisturbed: list[list[int]]
 ) -> None:

@@ -26,7 +26,7 @@ def write_files(folder: Path) -> None:
     _write(folder / "prompts.jsonl", *(json.dumps({"prompt": f"{at} and {at} is"}) for at in range(4)))
     _write(folder / "tools.json", json.dumps([{"type": "function", "function": {"name": "get_weather"}}]))
     _write(folder / "batch.jsonl", *(_batch_line(at) for at in range(48)))
-    _write(folder / "long_batch.jsonl", *(_batch_line(at) for at in range(5000)))  # runs still when it is cancelled
+    _write(folder / "long_batch.jsonl", *(_batch_line(at) for at in range(500)))  # runs still when it is cancelled
     _write(folder / "keys.txt", "a=key-of-tenant-a-0001", "b=key-of-tenant-b-0001")
     _write(folder / "key.txt", "key-of-tenant-a-0001")
     _write(

@@ -20,7 +20,7 @@ from weir.model.torch.runner import TorchRunner
 from weir.model.torch.weights import WeightFormat, load_weights, weights_bytes
 from weir.testing.stack import ProcessView, Stack, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(300)]
 
 NUM_TOKENS = 6
 PROMPTS = [[(11 * i + 3) % 1024 for i in range(37)], [5], [(7 * i) % 1024 for i in range(20)]]

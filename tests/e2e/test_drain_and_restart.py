@@ -128,7 +128,7 @@ async def test_a_decode_worker_is_drained_under_streams_and_none_notices(
     assert stack.metrics(process(stack, "decode-0"))["decode_steps_total"] > num_steps
 
 
-@pytest.mark.parametrize("how", ["drain", "sigterm"])
+@pytest.mark.parametrize("how", ["drain", pytest.param("sigterm", marks=pytest.mark.long)])
 async def test_the_streams_of_an_emptied_decode_worker_go_on_at_another_one_at_once(
     stack: Stack, undisturbed: list[StreamRecord], how: str
 ) -> None:

@@ -90,7 +90,7 @@ ON_STACK: Mapping[str, str] = {
         "--base-url {grpc} --num-prompts 6 --request-rate 40 --multi-turn-output-len 8"
     ),
     "weir bench serve --sweep-request-rates 1,2,4,8 --server a=http://10.0.0.1:8000 --server b=http://10.0.0.2:8000": (
-        "--sweep-request-rates 40,80 --num-prompts 8"
+        "--sweep-request-rates 40,80 --num-prompts 8 --random-input-len 32 --random-output-len 8"
     ),
     "weir bench serve --lane-mix interactive=0.2,batch=0.8 --tenant-mix a=1,b=3 --api-keys keys.txt": (
         "{http} --num-prompts 8"
@@ -163,6 +163,23 @@ ABSENT: Mapping[str, str] = {
     "weir bench serve --peer llama-server --peer-model smollm2-q4_0.gguf": "the program llama-server",
 }
 """Why they are only parsed, which tests/guard/test_docs.py does with every example."""
+
+
+_ELSEWHERE = (
+    "weir up --chat-template hermes",
+    "weir up --gateways 2 --schedulers 2",
+    "weir up --detach && weir status",
+    "WEIR_PREDICTOR=lengths.npz weir up --policy ltr",
+    "weir restart --rolling prefill-0 decode-0 decode-1",
+    "weir restart --rolling",
+)
+"""What they do is done by other tests too."""
+
+
+def by_cost(example: str, *more: str) -> Any:
+    """Weights of a billion numbers take a minute to draw and to pack."""
+    is_long = "llama-3.2-1b" in example or example in _ELSEWHERE
+    return pytest.param(example, *more, marks=pytest.mark.long if is_long else ())
 
 
 def test_every_example_is_run_here_or_says_why_not() -> None:
@@ -240,7 +257,7 @@ def pairs(shell: Shell) -> Iterator[Stack]:
 
 
 @of_stack
-@pytest.mark.parametrize(("example", "appended"), ON_STACK.items())
+@pytest.mark.parametrize(("example", "appended"), [by_cost(*one) for one in ON_STACK.items()])
 def test_an_example_that_asks_a_stack(shell: Shell, pairs: Stack, example: str, appended: str) -> None:
     where = {"WEIR_ADDRESS": pairs.grpc_address, "WEIR_HTTP_URL": pairs.http_url, "WEIR_INSTANCE": pairs.instance}
     asking = Shell(shell.folder, {**shell.environ, **where})
@@ -292,19 +309,6 @@ def serve_for_a_moment(shell: Shell, line: str, instance: str) -> None:
         wait_until(ready.exists, timeout_s=60, what="the scheduler is ready")
         served.send_signal(signal.SIGTERM)
         assert served.wait(30) == 0
-
-
-_LIKE_OTHERS = (
-    "weir up --chat-template hermes",
-    "weir up --gateways 2 --schedulers 2",
-    "weir up --detach && weir status",
-)
-
-
-def by_cost(example: str) -> Any:
-    """Weights of a billion numbers take a minute to draw and to pack; what some examples start is started elsewhere."""
-    is_long = "llama-3.2-1b" in example or example in _LIKE_OTHERS
-    return pytest.param(example, marks=pytest.mark.long) if is_long else example
 
 
 @of_stack

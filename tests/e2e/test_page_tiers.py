@@ -63,7 +63,7 @@ async def test_another_stack_goes_on_from_pages_in_valkey_whose_bits_are_those_o
             assert stack.integrity_errors() == []
 
 
-@pytest.mark.parametrize("fault", ["killed", "planted"])
+@pytest.mark.parametrize("fault", [pytest.param("killed", marks=pytest.mark.long), "planted"])
 async def test_a_server_that_fails_a_stack_costs_it_what_it_must_compute(tmp_path: Path, fault: str) -> None:
     prompts = [prompt(seed, length) for seed, length in enumerate(LENGTHS, start=1)]
     with running(tmp_path) as server:
@@ -90,6 +90,7 @@ async def test_a_server_that_fails_a_stack_costs_it_what_it_must_compute(tmp_pat
             assert stack.integrity_errors() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # half a minute where it is alone: its steps are interpreted
 async def test_pages_that_left_a_device_come_back_from_memory_of_its_host(tmp_path: Path) -> None:
     """An arena that has not room for all of the prompts: each has left it, in part at least, when it comes again."""

@@ -15,7 +15,7 @@ from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
 from weir.wire.v1 import inference_pb2
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(400)]
 
 NUM_CLIENTS = 12
 LONG_S = 200.0

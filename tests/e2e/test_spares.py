@@ -13,7 +13,7 @@ from weir.sim.profile import CostProfile, save_profile
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(400)]
 
 LONG_S = 200.0
 

@@ -19,7 +19,7 @@ from weir.kv.geometry import ATTENTION_BLOCK_TOKENS, PAGE_TOKENS, first_page_rea
 from weir.testing.load import StreamRecord, follow, greedy_request, open_stub
 from weir.testing.stack import ProcessView, Stack, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(300)]
 
 WINDOW, CONTEXT_TOKENS, CHUNK_TOKENS = 160, 1408, 128
 NUM_PROMPT_TOKENS, NUM_TOKENS = 900, 400

@@ -105,6 +105,7 @@ def test_a_prefix_that_one_host_has_comes_to_the_other(hosts: TwoHosts) -> None:
     assert hosts.answers("fetched") == hosts.answers("anew")
 
 
+@pytest.mark.long
 def test_no_client_notices_that_a_host_is_drained(hosts: TwoHosts) -> None:
     hosts.ask("whole", max_tokens=64)
     begun = hosts.figures(hosts.b)["decode-0"]["decode_steps_total"]
@@ -144,6 +145,7 @@ def test_streams_migrate_amid_decoding_with_the_same_tokens(hosts: TwoHosts) -> 
     drain_host(hosts, "b", "--undo")
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_amid_a_migration_and_a_client_that_goes(hosts: TwoHosts) -> None:
     """From a, which alone decodes at first, to b."""
     drain_host(hosts, "b", "--grace-s", "0", "--wait")

@@ -13,7 +13,7 @@ from tests.hosts.two_hosts import RUNTIME, TIMEOUT_S, WEIR, TwoHosts, open_two_h
 
 from weir.testing.stack import wait_until
 
-pytestmark = [needs_hosts, pytest.mark.stack]
+pytestmark = [needs_hosts, pytest.mark.stack, pytest.mark.long]
 _NO_PREFILL = "prefill = 0"
 """A worker that computes prompts and answers soon knows what both cost."""
 _SIZES = ("--arena-bytes", "1GiB", "--max-context-tokens", "8192")

@@ -156,6 +156,7 @@ def test_a_launch_for_more_work_than_there_is_does_only_what_there_is() -> None:
     assert bool(out[2].isnan().all()), "a row that the work does not name is left"
 
 
+@pytest.mark.long
 def test_a_row_of_more_than_the_most_splits_has_longer_ones() -> None:
     torch.manual_seed(31)
     heads = Heads(2, 1, 64)

@@ -23,7 +23,15 @@ from weir.ops.head_dims import TRITON_HEAD_DIMS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 # first_page_read is 0, and just not any more; of windows within a block, and over several
-EDGES = [(40, 166), (40, 167), (40, 168), (1, 128), (1, 129), (160, 286), (160, 287), (160, 420), (300, 700)]
+EDGES = [
+    (40, 166),
+    (40, 167),
+    (40, 168),
+    (1, 128),
+    (1, 129),
+    (160, 286),
+    *(pytest.param(*edge, marks=pytest.mark.long) for edge in ((160, 287), (160, 420), (300, 700))),
+]
 
 
 def without_first_pages(cache: Cache, position: int, window: int) -> Cache:
@@ -86,6 +94,7 @@ def test_blocks_of_every_shape_fit_into_those_that_are_given_back(head_dim: int,
     assert all(ATTENTION_BLOCK_TOKENS % size == 0 for size in sizes), sizes
 
 
+@pytest.mark.long
 def test_a_model_with_windows_only_samples_the_same_over_pages_that_were_given_back() -> None:
     torch.manual_seed(4)
     window = 21

@@ -203,6 +203,7 @@ print(Listener.compiled, "torch" in sys.modules)
 """
 
 
+@pytest.mark.long
 def test_the_first_start_compiles_each_kernel_once_and_serving_none_and_it_imports_no_torch(
     tiny: TinyLlama, tmp_path: Path
 ) -> None:
