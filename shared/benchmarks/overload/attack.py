@@ -4,9 +4,9 @@
     python -m benchmarks.overload.attack --http http://127.0.0.1:8000 --key KEY --other-key KEY
 
 Prints a line for each attack, of all rounds: what became of it; of the other tenant meanwhile the time to the first
-token of short requests at a steady rate (p99 also as a ratio to that without an attack, in the same rounds), the
-longest wait between two responses of its streams (also of a new stream for its first one), the longest of its small
-calls for tokens; all in milliseconds; and how many failed.
+token of short requests at a steady rate (p99 also as a ratio to that without an attack, in the same rounds, and where
+that lies in nine of ten draws of as many rounds), the longest wait between two responses of its streams (also of a new
+stream for its first one), the longest of its small calls for tokens; all in milliseconds; and how many failed.
 """
 
 import argparse
@@ -15,10 +15,11 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 
 import grpc.aio
 import httpx
+import numpy as np
 
 from weir.bench.serving.figures import percentile
 from weir.client import AsyncWeirClient, GenerateOptions
@@ -37,6 +39,7 @@ _AT_ONCE = 8
 _LOWEST = 19
 """The priority of whom everybody else goes before (nice)."""
 _SMALL = "word " * 600
+_NUM_DRAWS = 1000
 _DROPPED_ANSWER_S = 2.0
 """After which the control refuses what it has dropped, as the gateway does whom it refuses again and again."""
 
@@ -52,12 +55,6 @@ class Seen:
     waits_s: list[float] = field(default_factory=list)
     calls_s: list[float] = field(default_factory=list)
     num_failed: int = 0
-
-    def add(self, more: "Seen") -> None:
-        self.ttfts_s += more.ttfts_s
-        self.waits_s += more.waits_s
-        self.calls_s += more.calls_s
-        self.num_failed += more.num_failed
 
 
 @dataclass(slots=True)
@@ -277,28 +274,51 @@ async def _main(asked: argparse.Namespace) -> None:
     running = [asyncio.create_task(other.stream(number)) for number in range(asked.streams)]
     running += [asyncio.create_task(other.call()), asyncio.create_task(other.ask_often())]
     await asyncio.sleep(3)
-    seen = {name: Seen() for name in _ATTACKS}
-    outcomes: dict[str, Counter[str]] = {name: Counter() for name in _ATTACKS}
+    names = asked.only or list(_ATTACKS)
+    rounds: dict[str, list[Seen]] = {name: [] for name in names}
+    outcomes: dict[str, Counter[str]] = {name: Counter() for name in names}
     for _ in range(asked.rounds):
-        for name in asked.only or _ATTACKS:
-            seen_now, outcomes_now = await _measured(other, name)
-            seen[name].add(seen_now)
+        for name in names:
+            seen, outcomes_now = await _measured(other, name)
+            rounds[name].append(seen)
             outcomes[name].update(outcomes_now)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     print("| attack | what became of it | first token p50 | p99 | of nothing's | longest wait | call | failed |")
     print("|---|---|---|---|---|---|---|---|")
-    usual_s = percentile(seen["nothing"].ttfts_s, 99)
-    for name, of_attack in seen.items():
-        if not of_attack.ttfts_s:
-            continue
+    for name, seen_of in rounds.items():
         ends = ", ".join(f"{num} of {end}" for end, num in sorted(outcomes[name].items()))
-        p50_s, p99_s = percentile(of_attack.ttfts_s, 50), percentile(of_attack.ttfts_s, 99)
-        figures = (1000 * p50_s, 1000 * p99_s, p99_s / usual_s)
-        longest = f"{1000 * max(of_attack.waits_s, default=0.0):.0f} | {1000 * max(of_attack.calls_s, default=0.0):.0f}"
-        print(f"| {name} | {ends} | {figures[0]:.0f} | {figures[1]:.0f} | {figures[2]:.2f} | {longest} |", end=" ")
-        print(f"{of_attack.num_failed} |")
+        print(f"| {name} | {ends} | {_figures(seen_of, rounds['nothing'])} |")
+
+
+def _figures(rounds: Sequence[Seen], usual: Sequence[Seen]) -> str:
+    """As cells of a row."""
+    ttfts_s = [seen.ttfts_s for seen in rounds]
+    usual_s = [seen.ttfts_s for seen in usual]
+    p50_s, p99_s = percentile(list(itertools.chain(*ttfts_s)), 50), _p99(ttfts_s)
+    least, most = ratio_interval(ttfts_s, usual_s)
+    wait_s = max(itertools.chain(*(seen.waits_s for seen in rounds)), default=0.0)
+    call_s = max(itertools.chain(*(seen.calls_s for seen in rounds)), default=0.0)
+    ratio = f"{p99_s / _p99(usual_s):.2f} ({least:.2f} to {most:.2f})"
+    times = [f"{1000 * p50_s:.0f}", f"{1000 * p99_s:.0f}", ratio, f"{1000 * wait_s:.0f}", f"{1000 * call_s:.0f}"]
+    return " | ".join((*times, str(sum(seen.num_failed for seen in rounds))))
+
+
+def _p99(rounds: Sequence[Sequence[float]]) -> float:
+    return percentile(list(itertools.chain(*rounds)), 99)
+
+
+def ratio_interval(rounds: Sequence[Sequence[float]], usual: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Of the 99th percentiles of both, in nine of ten draws of as many rounds with repetition (Efron's bootstrap of
+    1979). Rounds of the same number followed each other, so they are drawn together."""
+    draw, numbers, ratios = random.Random(0), range(len(rounds)), list[float]()
+    both = [[np.array(ttfts_s) for ttfts_s in one] for one in (rounds, usual)]
+    for _ in range(_NUM_DRAWS):
+        drawn = draw.choices(numbers, k=len(rounds))
+        ours, theirs = (np.percentile(np.concatenate([one[number] for number in drawn]), 99) for one in both)
+        ratios.append(float(ours / theirs))
+    return percentile(ratios, 5), percentile(ratios, 95)
 
 
 def main() -> None:
