@@ -8,8 +8,8 @@ from weir.bus.messages import SetDrain, SetRole, WorkerAnswer, WorkerRecord
 from weir.bus.protocol import BusError
 from weir.bus.subjects import Subjects
 from weir.core.errors import NotFound, Unavailable
+from weir.core.roles import WORKER_ROLES
 from weir.scheduling.core import SchedulerCore
-from weir.scheduling.workers import DECODE, PREFILL
 from weir.wire.v1 import admin_pb2
 from weir_scheduler.scheduling_admin import bad_field
 
@@ -53,8 +53,8 @@ class WorkerAdmin:
         """Raises InvalidRequest, NotFound, Unavailable."""
         worker = self._find(request.worker_id)
         _check_grace(request.grace_ms)
-        if request.role not in (PREFILL, DECODE):
-            raise bad_field("role", f"{request.role[:32]!r}: must be {PREFILL} or {DECODE}")
+        if request.role not in WORKER_ROLES:
+            raise bad_field("role", f"{request.role[:32]!r}: must be {' or '.join(WORKER_ROLES)}")
         if worker.role == request.role:
             return admin_pb2.SetRoleResponse(worker=worker, new_worker_id=worker.worker_id)
         self._check_spared(request.worker_id, force=request.force)

@@ -9,6 +9,7 @@ from functools import partial
 from weir.bus.nats import NatsBus
 from weir.bus.protocol import Bus
 from weir.bus.subjects import Subjects
+from weir.core.addresses import bare
 from weir.core.clock import SystemClock
 from weir.kv.memory.device import try_memory_kind
 from weir.kv.prefixes import PrefixIndex
@@ -80,7 +81,7 @@ def _try_bind_pages(context: ServiceContext[TransferConfig]) -> PagesPort | None
     credentials = None if tls is None else tls.peer_credentials
     address = bind(context.grpc_server, config.pages_listen, config.advertise_host, credentials).address
     certificate = None if own is None else lambda: own.current
-    host = config.pages_listen.rpartition(":")[0].strip("[]")
+    host = bare(config.pages_listen.rpartition(":")[0])
     streams = StreamsPort(config.instance, host, config.page_streams_port, certificate)
     kind = try_memory_kind(config.device)
     open_memory = None if kind is None else kind.open_to_read

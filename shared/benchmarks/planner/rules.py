@@ -5,9 +5,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from weir.core.roles import WORKER_ROLES, WorkerRole
 from weir.planner.capacity import CapacityModel
 from weir.planner.decision import Decision
-from weir.planner.observation import ROLES, Observation, Pools, Role
+from weir.planner.observation import Observation, Pools
 from weir.planner.planner import Planner
 from weir.planner.settings import PlannerSettings
 from weir.sim.scaling import FleetChange
@@ -39,8 +40,8 @@ class HpaRule:
         self._settings = settings
         self._capacity = capacity
         self._pace = pace
-        self._wishes: dict[Role, deque[tuple[float, int]]] = {role: deque() for role in ROLES}
-        self._changed_at_s = dict.fromkeys(ROLES, -math.inf)
+        self._wishes: dict[WorkerRole, deque[tuple[float, int]]] = {role: deque() for role in WORKER_ROLES}
+        self._changed_at_s = dict.fromkeys(WORKER_ROLES, -math.inf)
 
     def act(self, seen: Observation) -> FleetChange:
         lengths = seen.prompt_lengths
@@ -50,7 +51,7 @@ class HpaRule:
         decode = math.ceil(seen.booked_share * max(1, seen.decode.serving + seen.decode.draining) / _HPA_BOOKED)
         return FleetChange(self._step("prefill", prefill, seen), self._step("decode", decode, seen))
 
-    def _step(self, role: Role, wish: int, seen: Observation) -> int:
+    def _step(self, role: WorkerRole, wish: int, seen: Observation) -> int:
         most, least = self._settings.most.of(role), self._settings.least.of(role)
         wishes, at_s, current = self._wishes[role], seen.at_s, seen.count(role).num_to_be
         wishes.append((at_s, min(most, max(least, wish))))
@@ -99,7 +100,7 @@ class StepRule:
         is_under = seen.booked_share < _STEP_BOOKED_LOW
         return self._bounded("decode", is_over - (is_under and not is_over), seen)
 
-    def _bounded(self, role: Role, step: int, seen: Observation) -> int:
+    def _bounded(self, role: WorkerRole, step: int, seen: Observation) -> int:
         count = seen.count(role)
         if count.is_changing:
             return 0
@@ -125,7 +126,7 @@ class Timetable:
     def act(self, seen: Observation) -> FleetChange:
         now = [slot.pools for slot in self._slots if slot.from_s <= seen.at_s][-1]
         soon = [slot.pools for slot in self._slots if seen.at_s < slot.from_s <= seen.at_s + self._ahead_s]
-        wanted = Pools(*(max(pools.of(role) for pools in (now, *soon)) for role in ROLES))
+        wanted = Pools(*(max(pools.of(role) for pools in (now, *soon)) for role in WORKER_ROLES))
         return FleetChange(wanted.prefill - seen.pools.prefill, wanted.decode - seen.pools.decode)
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from weir.cli import EXIT_USAGE
 from weir.cli.console import fail
 from weir.core.cost import StepCost
-from weir.planner.observation import Role
+from weir.core.roles import WorkerRole
 from weir.planner.tuning.observation import TuningTick
 from weir.planner.tuning.settings import Bound, Knob, TunerSettings
 from weir.planner.tuning.steps import Deed, TuningStep
@@ -203,7 +203,7 @@ def run_fixed(load: TuningLoad, value: int, seed: int) -> TuningOutcome:
 def run_tuned(load: TuningLoad, seed: int) -> TuningOutcome:
     """From the bad start on."""
     recorder = _Recorder(load)
-    start: dict[tuple[Role, Bound], int] = {(load.knob.role, load.knob.bound): load.start}
+    start: dict[tuple[WorkerRole, Bound], int] = {(load.knob.role, load.knob.bound): load.start}
     tuning = TuningSpec(lambda: recorder, start, _TICK_S)
     result = simulate(load.system, load.make(seed), limits=load.limits, scaling=tuning)
     return replace(

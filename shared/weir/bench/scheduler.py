@@ -25,6 +25,7 @@ from weir.bench.report import run_and_print
 from weir.bus.messages import Finish, Grant, Outcome, Prefilled, Submit, WorkerRecord
 from weir.core.clock import ManualClock
 from weir.core.cost import StepCost
+from weir.core.roles import WORKER_ROLES
 from weir.policy.registry import PolicySpec
 from weir.runtime.process_tuning import short_collections
 from weir.scheduling.commands import Command, SendGrant
@@ -208,7 +209,7 @@ class SchedulerBench:
             return
         self._renewed_at_s = self._clock.now_s()
         for number in range(self._num_pairs):
-            for role in ("prefill", "decode"):
+            for role in WORKER_ROLES:
                 record = _record(number, role)
                 if self._news:
                     record = replace(record, pages_address=f"{record.host_id}:7000", page_bytes=_PAGE_BYTES)

@@ -12,6 +12,7 @@ from weir.cli import options
 from weir.cli.console import error_line, fail, need_extra, stdout
 from weir.core.device import PRECISION_HELP, Precision
 from weir.core.errors import WeirError
+from weir.core.roles import WORKER_ROLES
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.instances import choose_instance
 from weir.runtime.stack.observe import try_observe
@@ -60,7 +61,7 @@ def _print_live(runtime_dir: Path, instance: str, grpc_port: int | None) -> None
     costs = {
         process.name: cost
         for process in report.processes
-        if process.role in ("prefill", "decode") and (cost := try_cost_of(process.metrics)) is not None
+        if process.role in WORKER_ROLES and (cost := try_cost_of(process.metrics)) is not None
     }
     stdout.out(json.dumps({name: asdict(cost) for name, cost in costs.items()}, indent=1), highlight=False)
     if not costs:

@@ -13,6 +13,7 @@ from weir.cli import EXIT_USAGE, options
 from weir.cli.console import error_line, fail, stderr
 from weir.cli.scheduling import AdminKey, FoundSchedulers, SchedulerAddress, find_schedulers
 from weir.client.workers import WorkersClient, WorkerView
+from weir.core.addresses import bare
 from weir.core.errors import NotFound, Unavailable, WeirError
 from weir.runtime.config import default_runtime_dir
 from weir.runtime.stack.instances import choose_instance
@@ -80,7 +81,7 @@ def drain(
 def _workers_at(client: WorkersClient, host: str) -> list[WorkerView]:
     """Raises NotFound."""
     workers = client.list()
-    found = [worker for worker in workers if _host_of(worker) == host.strip("[]")]
+    found = [worker for worker in workers if _host_of(worker) == bare(host)]
     if not found:
         known = ", ".join(sorted({_host_of(worker) for worker in workers})) or "none"
         raise NotFound("host", f"{host!r} has no worker; hosts with workers: {known}")
@@ -88,7 +89,7 @@ def _workers_at(client: WorkersClient, host: str) -> list[WorkerView]:
 
 
 def _host_of(worker: WorkerView) -> str:
-    return worker.address.rpartition(":")[0].strip("[]")
+    return bare(worker.address.rpartition(":")[0])
 
 
 def _begin_drain(

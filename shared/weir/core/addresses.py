@@ -34,9 +34,19 @@ def is_of_this_machine(address: str) -> bool:
     return is_unix(address) or is_loopback(address.rpartition(":")[0])
 
 
+def bare(host: str) -> str:
+    """Without the brackets that an IPv6 address may have."""
+    return host.strip("[]")
+
+
+def bracketed(host: str) -> str:
+    """An IPv6 address in the brackets that it needs before a port; other hosts as they are."""
+    return f"[{bare(host)}]" if ":" in host else host
+
+
 def is_loopback(host: str) -> bool:
     try:
-        address = ipaddress.ip_address(host.strip("[]"))
+        address = ipaddress.ip_address(bare(host))
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         return (mapped or address).is_loopback
     except ValueError:
@@ -68,7 +78,7 @@ def split_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         raise ValueError(f"address {address[:100]!r}: must be HOST:PORT")
-    return host.strip("[]"), int(port)
+    return bare(host), int(port)
 
 
 def check_advertised(host: str, name: str = "advertise_host") -> None:
@@ -103,7 +113,7 @@ def hold_port(host: str, port: int, *, is_alone: bool = False) -> socket.socket:
     try:
         # As servers do: only so can they listen beside it, and connections that linger in TIME_WAIT do not count.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not is_alone)
-        holder.bind((host.strip("[]"), port))
+        holder.bind((bare(host), port))
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except BaseException:
         holder.close()

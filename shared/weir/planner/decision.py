@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from weir.planner.observation import Role, other_role
+from weir.core.roles import WORKER_ROLES, WorkerRole
+from weir.planner.observation import other_role
 
 
 class Reason(StrEnum):
@@ -54,8 +55,8 @@ class PoolDecision:
 class Switch:
     """One worker changes its role."""
 
-    from_role: Role
-    to_role: Role
+    from_role: WorkerRole
+    to_role: WorkerRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,14 @@ class Decision:
     is_fallback: bool
     num_reversals: int
 
-    def of(self, role: Role) -> PoolDecision:
+    def of(self, role: WorkerRole) -> PoolDecision:
         return self.prefill if role == "prefill" else self.decode
 
     @property
     def is_change(self) -> bool:
         return self.prefill.delta != 0 or self.decode.delta != 0
 
-    def num_to_start(self, role: Role) -> int:
+    def num_to_start(self, role: WorkerRole) -> int:
         """Workers to start in this role, beside the one that switches; negative: to end."""
         if self.switch is None:
             return self.of(role).delta
@@ -93,12 +94,12 @@ class Decision:
     def as_dict(self) -> dict[str, Any]:
         """For a log."""
         found = asdict(self)
-        for role in ("prefill", "decode"):
+        for role in WORKER_ROLES:
             found[role] |= {"delta": found[role]["wanted"] - found[role]["current"]}
         return found
 
 
-def only_more(decision: Decision, role: Role, num: int) -> Decision:
+def only_more(decision: Decision, role: WorkerRole, num: int) -> Decision:
     """What is left of a decision of which only this is done: so many workers more of a role, and no switch."""
     more, other = decision.of(role), decision.of(other_role(role))
     more, other = replace(more, wanted=more.current + num), replace(other, wanted=other.current)

@@ -2,15 +2,15 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Role = Literal["prefill", "decode"]
-ROLES: tuple[Role, Role] = ("prefill", "decode")
+from weir.core.roles import WorkerRole
+
 MAX_LENGTHS = 256
 """Lengths that one observation may name, and that a load is drawn from."""
 
 
-def other_role(role: Role) -> Role:
+def other_role(role: WorkerRole) -> WorkerRole:
     return "decode" if role == "prefill" else "prefill"
 
 
@@ -20,10 +20,10 @@ class Pools(NamedTuple):
     prefill: int
     decode: int
 
-    def of(self, role: Role) -> int:
+    def of(self, role: WorkerRole) -> int:
         return self.prefill if role == "prefill" else self.decode
 
-    def plus(self, role: Role, delta: int) -> "Pools":
+    def plus(self, role: WorkerRole, delta: int) -> "Pools":
         return (
             Pools(self.prefill + delta, self.decode) if role == "prefill" else Pools(self.prefill, self.decode + delta)
         )
@@ -80,7 +80,7 @@ class Observation:
             if len(getattr(self, name)) > MAX_LENGTHS:
                 raise ValueError(f"{name}: {len(getattr(self, name))} lengths, at most {MAX_LENGTHS}")
 
-    def count(self, role: Role) -> PoolCount:
+    def count(self, role: WorkerRole) -> PoolCount:
         return self.prefill if role == "prefill" else self.decode
 
     @property

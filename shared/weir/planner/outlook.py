@@ -3,9 +3,10 @@
 import math
 from dataclasses import replace
 
+from weir.core.roles import WORKER_ROLES, WorkerRole
 from weir.planner.capacity import CapacityModel, Prediction
 from weir.planner.forecast import RateTrend
-from weir.planner.observation import ROLES, ExpectedLoad, Observation, Pools, Role, Window
+from weir.planner.observation import ExpectedLoad, Observation, Pools, Window
 from weir.planner.settings import PlannerSettings
 
 _UNKNOWN = Prediction(math.nan, math.nan, math.nan)
@@ -28,7 +29,7 @@ class Outlook:
         self._capacity = capacity
         self._trend = RateTrend(settings.window_s)
         self._looked_at_s = -math.inf
-        self._spare_since_s: dict[Role, float | None] = dict.fromkeys(ROLES)
+        self._spare_since_s: dict[WorkerRole, float | None] = dict.fromkeys(WORKER_ROLES)
         self._spare_pools: Pools | None = None
         self._num_off = 0
         self._num_right = 0
@@ -64,19 +65,19 @@ class Outlook:
         num_waiting = seen.num_backlog_tokens / max(1.0, load.mean_uncached_tokens)
         return max(0.0, num_waiting - load.rate_a_s * self._settings.ttft_slo_s) / self._settings.down_after_s
 
-    def has_spare(self, role: Role, at_s: float) -> bool:
+    def has_spare(self, role: WorkerRole, at_s: float) -> bool:
         """One worker less has held the SLO at a higher rate for long enough."""
         since_s = self._spare_since_s[role]
         return since_s is not None and at_s - since_s >= self._settings.down_after_s
 
-    def forget_spare(self, role: Role) -> None:
+    def forget_spare(self, role: WorkerRole) -> None:
         """Its last worker to spare is being taken: the next one has to show anew."""
         self._spare_since_s[role] = None
 
     def _note_spare(self, at_s: float, pools: Pools) -> None:
         assert self.load is not None, "only after a look"
         heavier = replace(self.load, rate_a_s=self.load.rate_a_s * self._settings.down_factor)
-        for role in ROLES:
+        for role in WORKER_ROLES:
             fewer = pools.plus(role, -1)
             can_go = fewer.of(role) >= self._settings.least.of(role)
             if not (can_go and self._capacity.predict(heavier, fewer).attainment >= self._settings.target):
@@ -86,7 +87,7 @@ class Outlook:
 
     def _forget_changed(self, pools: Pools) -> None:
         """At every look, whoever changed them: the next worker to spare has to show anew."""
-        for role in ROLES:
+        for role in WORKER_ROLES:
             if self._spare_pools is not None and self._spare_pools.of(role) != pools.of(role):
                 self.forget_spare(role)
         self._spare_pools = pools

@@ -10,10 +10,11 @@ seen, or until it should have been; where nobody acts, nothing is waited for.
 import math
 from dataclasses import replace
 
+from weir.core.roles import WORKER_ROLES, WorkerRole
 from weir.planner.capacity import CapacityModel
 from weir.planner.decision import Decision, PoolDecision, Reason, Switch
 from weir.planner.history import KeptOrders, Reversals
-from weir.planner.observation import ROLES, Observation, PoolCount, Role, Window, other_role
+from weir.planner.observation import Observation, PoolCount, Window, other_role
 from weir.planner.outlook import Outlook
 from weir.planner.pressure import Pressure
 from weir.planner.settings import PlannerSettings
@@ -31,9 +32,9 @@ class Planner:
         self._window = Window(settings.window_s)
         self._outlook = Outlook(settings, capacity)
         self._pressure = Pressure(settings, capacity)
-        self._orders = {role: KeptOrders(settings.start_s) for role in ROLES} if settings.keeps_orders else {}
-        self._reversals = {role: Reversals(settings) for role in ROLES}
-        self._begun: dict[Role, tuple[float, int]] = {}
+        self._orders = {role: KeptOrders(settings.start_s) for role in WORKER_ROLES} if settings.keeps_orders else {}
+        self._reversals = {role: Reversals(settings) for role in WORKER_ROLES}
+        self._begun: dict[WorkerRole, tuple[float, int]] = {}
         """When, and how many workers of the pool there were to be then, seen since it was begun."""
         self._switch_s = settings.switch_s
         self._switched_at_s = -math.inf
@@ -47,17 +48,17 @@ class Planner:
         if not self._window.is_full:
             return None
         self._outlook.look(self._window, seen)
-        wishes = {role: self._wish(role, seen) for role in ROLES}
+        wishes = {role: self._wish(role, seen) for role in WORKER_ROLES}
         for role, orders in self._orders.items():
             wishes[role] = orders.kept(seen.at_s, wishes[role])
         switch = self._try_switch(wishes, seen)
-        for role in ROLES:
+        for role in WORKER_ROLES:
             self._reversals[role].note(seen.at_s, wishes[role].delta)
         return self._decision(seen, wishes, switch)
 
     def begun(self, decision: Decision) -> None:
         """Somebody acts on it: of each pool that it changes nothing more is wanted until that is done."""
-        for role in ROLES:
+        for role in WORKER_ROLES:
             if decision.of(role).delta:
                 self._begun[role] = (decision.at_s, decision.of(role).current)
                 self._outlook.forget_spare(role)
@@ -75,7 +76,7 @@ class Planner:
             if is_seen or seen.at_s - at_s > _UNSEEN_AFTER * self._settings.start_s:
                 del self._begun[role]
 
-    def _wish(self, role: Role, seen: Observation) -> PoolDecision:
+    def _wish(self, role: WorkerRole, seen: Observation) -> PoolDecision:
         """Of one pool by itself."""
         settings, count, at_s = self._settings, seen.count(role), seen.at_s
         current, floor = count.num_to_be, max(self._outlook.floor.of(role), settings.least.of(role))
@@ -95,30 +96,30 @@ class Planner:
             wish = self._down(role, wish, at_s)
         return self._bounded(role, wish)
 
-    def _enlarged(self, role: Role, wish: PoolDecision, count: PoolCount) -> PoolDecision:
+    def _enlarged(self, role: WorkerRole, wish: PoolDecision, count: PoolCount) -> PoolDecision:
         """Who starts is counted already: a floor that has risen meanwhile makes the same order larger."""
         is_seen = role not in self._begun or count.num_to_be != self._begun[role][1]
         if wish.floor > wish.current and is_seen and count.draining == 0 and not self._outlook.is_model_wrong:
             return replace(wish, wanted=wish.floor, reason=Reason.FLOOR)
         return replace(wish, reason=Reason.PENDING)
 
-    def _down(self, role: Role, wish: PoolDecision, at_s: float) -> PoolDecision:
+    def _down(self, role: WorkerRole, wish: PoolDecision, at_s: float) -> PoolDecision:
         if self._outlook.is_model_wrong:
             return replace(wish, reason=Reason.STATIC)
         if self._reversals[role].is_alarming(at_s):
             return replace(wish, reason=Reason.OSCILLATING)
         return replace(wish, wanted=wish.current - 1, reason=Reason.SPARE)
 
-    def _bounded(self, role: Role, wish: PoolDecision) -> PoolDecision:
+    def _bounded(self, role: WorkerRole, wish: PoolDecision) -> PoolDecision:
         wanted = min(max(wish.wanted, self._settings.least.of(role)), self._settings.most.of(role))
         return wish if wanted == wish.wanted else replace(wish, wanted=wanted, reason=Reason.BOUND)
 
-    def _try_switch(self, wishes: dict[Role, PoolDecision], seen: Observation) -> Switch | None:
+    def _try_switch(self, wishes: dict[WorkerRole, PoolDecision], seen: Observation) -> Switch | None:
         """Before a worker is started: one of the other pool, where that is idle enough. Changes the wishes."""
         dwell_s = max(self._settings.dwell_s, _DWELL_SWITCHES * self._switch_s)
         if not self._settings.may_switch or seen.at_s - self._switched_at_s < dwell_s:
             return None
-        for role in ROLES:
+        for role in WORKER_ROLES:
             giver = other_role(role)
             given = wishes[giver]
             if wishes[role].delta > 0 and self._may_give(giver, given, seen):
@@ -127,7 +128,7 @@ class Planner:
                 return Switch(giver, role)
         return None
 
-    def _may_give(self, giver: Role, wish: PoolDecision, seen: Observation) -> bool:
+    def _may_give(self, giver: WorkerRole, wish: PoolDecision, seen: Observation) -> bool:
         """Never the last of its role, nor one that its own pool needs or may need soon."""
         count = seen.count(giver)
         is_settled = not count.is_changing and giver not in self._begun and wish.delta <= 0
@@ -142,7 +143,7 @@ class Planner:
         # What is left must not be busier than a pool may be that gives.
         return busy * count.serving / max(1, count.serving - 1) < self._settings.idle_share
 
-    def _decision(self, seen: Observation, wishes: dict[Role, PoolDecision], switch: Switch | None) -> Decision:
+    def _decision(self, seen: Observation, wishes: dict[WorkerRole, PoolDecision], switch: Switch | None) -> Decision:
         self._num_decisions += 1
         load, prediction = self._outlook.load, self._outlook.prediction
         return Decision(
@@ -157,5 +158,5 @@ class Planner:
             predicted_itl_s=prediction.itl_s,
             predicted_attainment=prediction.attainment,
             is_fallback=self._outlook.is_model_wrong,
-            num_reversals=sum(self._reversals[role].num(seen.at_s) for role in ROLES),
+            num_reversals=sum(self._reversals[role].num(seen.at_s) for role in WORKER_ROLES),
         )

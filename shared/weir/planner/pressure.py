@@ -1,8 +1,9 @@
 """The fast loop: what shows at once that a pool is too small, and must show for some ticks in a row."""
 
+from weir.core.roles import WORKER_ROLES, WorkerRole
 from weir.planner.capacity import CapacityModel
 from weir.planner.decision import Reason
-from weir.planner.observation import ROLES, Observation, Role
+from weir.planner.observation import Observation
 from weir.planner.settings import PlannerSettings
 
 
@@ -13,12 +14,12 @@ class Pressure:
     def __init__(self, settings: PlannerSettings, capacity: CapacityModel) -> None:
         self._settings = settings
         self._capacity = capacity
-        self._num_ticks = dict.fromkeys(ROLES, 0)
-        self._reasons: dict[Role, Reason] = {}
+        self._num_ticks = dict.fromkeys(WORKER_ROLES, 0)
+        self._reasons: dict[WorkerRole, Reason] = {}
 
     def add(self, seen: Observation) -> None:
         """Once a tick."""
-        reasons: dict[Role, Reason | None] = {"prefill": self._on_prefill(seen), "decode": self._on_decode(seen)}
+        reasons: dict[WorkerRole, Reason | None] = {"prefill": self._on_prefill(seen), "decode": self._on_decode(seen)}
         for role, reason in reasons.items():
             if reason is None:
                 self._num_ticks[role] = 0
@@ -26,15 +27,15 @@ class Pressure:
                 self._num_ticks[role] += 1
                 self._reasons[role] = reason
 
-    def of(self, role: Role) -> Reason | None:
+    def of(self, role: WorkerRole) -> Reason | None:
         """None: there is none, or not for long enough."""
         return self._reasons[role] if self._num_ticks[role] >= self._settings.num_ticks else None
 
-    def is_any(self, role: Role) -> bool:
+    def is_any(self, role: WorkerRole) -> bool:
         """In the last tick."""
         return self._num_ticks[role] > 0
 
-    def busy_share(self, role: Role, seen: Observation, rate_a_s: float, mean_uncached_tokens: float) -> float:
+    def busy_share(self, role: WorkerRole, seen: Observation, rate_a_s: float, mean_uncached_tokens: float) -> float:
         """Of a pool that serves: its time that arriving prompts take, or what decode workers have booked."""
         if role == "decode":
             return seen.booked_share

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import grpc.aio
 
-from weir.core.addresses import UNIX, is_unix
+from weir.core.addresses import UNIX, bare, is_unix
 from weir.rpc.identities import Party
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -81,7 +81,7 @@ async def is_refused(address: str, timeout_s: float) -> bool:
                 _, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
             else:
                 host, _, port = address.rpartition(":")
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                _, writer = await asyncio.open_connection(bare(host), int(port))
     except (ConnectionRefusedError, FileNotFoundError):
         return True
     except (OSError, TimeoutError):

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from weir.core.addresses import UNIX, is_loopback, is_of_this_machine, is_unix
+from weir.core.addresses import UNIX, bracketed, is_loopback, is_of_this_machine, is_unix
 from weir.core.credentials import masked_url
 from weir.core.errors import WeirError
 from weir.runtime.private_folder import make_private_folder
@@ -85,7 +85,7 @@ def reachable_address(listen: str, port: int, advertise_host: str) -> str:
     """HOST:PORT; for a wildcard host this machine's name, unless `advertise_host` says better."""
     host = listen.rpartition(":")[0]
     if advertise_host:
-        host = f"[{advertise_host}]" if ":" in advertise_host and advertise_host[0] != "[" else advertise_host
+        host = bracketed(advertise_host)
     elif host in _WILDCARD_HOSTS:
         host = socket.gethostname()
     return f"{host}:{port}"

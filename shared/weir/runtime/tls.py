@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from weir.core.addresses import is_unix
+from weir.core.roles import WORKER_ROLES
 from weir.core.tasks import end_tasks
 from weir.rpc.channel import Dialer, PlainDialer
 from weir.rpc.identities import CertifiedIdentity
@@ -15,15 +16,13 @@ from weir.rpc.tls.credentials import HttpsContext, TlsDialer, server_credentials
 from weir.rpc.tls.watch import CertificateWatch
 from weir.runtime.config import ServiceConfig
 
-_WORKER_ROLES = ("prefill", "decode")
-
 
 class OwnCheck:
     """That a certificate among the stack's is of this process, and stays so: its id carries the mark of its name."""
 
     def __init__(self, instance: str, role: str) -> None:
         self._instance = instance
-        self._roles = _WORKER_ROLES if role in _WORKER_ROLES else (role,)
+        self._roles = WORKER_ROLES if role in WORKER_ROLES else (role,)
         self._first: CertifiedIdentity | None = None
 
     def __call__(self, certificate: Certificate) -> None:

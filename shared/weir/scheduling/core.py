@@ -30,6 +30,7 @@ from weir.bus.messages import (
 from weir.bus.prefix_news import PrefixChanged, PrefixSnapshot
 from weir.bus.queue_report import QueueReport
 from weir.core.clock import Clock
+from weir.core.roles import WORKER_ROLES
 from weir.policy.registry import PolicySpec
 from weir.policy.seams import Policy
 from weir.scheduling.admission import Admission, Rates, Shedding
@@ -46,7 +47,7 @@ from weir.scheduling.rebalancing.rebalancer import Rebalancer
 from weir.scheduling.request import ScheduledRequest
 from weir.scheduling.request_table import RequestTable, check_requests
 from weir.scheduling.tenants import QuotaDebt
-from weir.scheduling.workers import DECODE, PREFILL, Workers
+from weir.scheduling.workers import PREFILL, Workers
 
 _REACH_S = 1.0
 """A grant this old has reached its prefill worker, if it ever will."""
@@ -191,7 +192,7 @@ class SchedulerCore:
 
     def worker_seen(self, record: WorkerRecord, revision: int) -> None:
         """A registry entry came; only one of a new revision is a sign of life."""
-        if record.role not in (PREFILL, DECODE):
+        if record.role not in WORKER_ROLES:
             self._commands.counts["worker_malformed"] += 1
             return
         now_s = self._clock.now_s()

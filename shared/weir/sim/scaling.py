@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from weir.planner.observation import MAX_LENGTHS, ROLES, Observation, PoolCount, Pools, Role, other_role
+from weir.core.roles import WORKER_ROLES, WorkerRole
+from weir.planner.observation import MAX_LENGTHS, Observation, PoolCount, Pools, other_role
 from weir.sim.fleet import Fleet
 from weir.sim.gateway import SimGateway
 from weir.sim.request_state import SimRequestState
@@ -29,7 +30,7 @@ class FleetChange(NamedTuple):
 
     prefill: int = 0
     decode: int = 0
-    switch_from: Role | None = None
+    switch_from: WorkerRole | None = None
 
 
 class Controller(Protocol):
@@ -66,12 +67,12 @@ class _Member:
     """One worker from its order to its end."""
 
     worker_id: str
-    role: Role
+    role: WorkerRole
     from_s: float
     to_s: float = float("inf")
     is_serving: bool = False
     drains_from_s: float | None = None
-    becomes: Role | None = None
+    becomes: WorkerRole | None = None
     """Once it is empty."""
 
 
@@ -97,7 +98,7 @@ class ScaledFleet:
         scheduler: SimScheduler,
     ) -> None:
         """Raises ValueError."""
-        if spec.link is None or {pool.role for pool in spec.pools} != set(ROLES):
+        if spec.link is None or {pool.role for pool in spec.pools} != set(WORKER_ROLES):
             raise ValueError("scaling: needs one prefill pool, one decode pool and a link between them")
         self._scaling = scaling
         self._timeline = timeline
@@ -105,15 +106,17 @@ class ScaledFleet:
         self._gateway = gateway
         self._scheduler = scheduler
         self._controller = scaling.make_controller()
-        self._templates: dict[Role, str] = {role: f"{role}-0" for role in ROLES}
-        self._num_made = {role: sum(one.startswith(role) for one in spec.worker_ids) for role in ROLES}
+        self._templates: dict[WorkerRole, str] = {role: f"{role}-0" for role in WORKER_ROLES}
+        self._num_made = {role: sum(one.startswith(role) for one in spec.worker_ids) for role in WORKER_ROLES}
         self._members = [
             _Member(worker_id, role, 0.0, is_serving=True)
-            for role in ROLES
+            for role in WORKER_ROLES
             for worker_id in spec.worker_ids
             if worker_id.startswith(role)
         ]
-        self._idle_since_s: dict[Role, list[float]] = {role: [0.0] * scaling.spares.of(role) for role in ROLES}
+        self._idle_since_s: dict[WorkerRole, list[float]] = {
+            role: [0.0] * scaling.spares.of(role) for role in WORKER_ROLES
+        }
         """Of each spare."""
         self._idle_spans: list[WorkerSpan] = []
         self._seen = _Seen()
@@ -129,7 +132,7 @@ class ScaledFleet:
 
     def spans(self) -> Sequence[WorkerSpan]:
         """Of all workers that there ever were, by their orders; then of spares while they were idle."""
-        idle = [WorkerSpan(role, from_s, float("inf")) for role in ROLES for from_s in self._idle_since_s[role]]
+        idle = [WorkerSpan(role, from_s, float("inf")) for role in WORKER_ROLES for from_s in self._idle_since_s[role]]
         return (*(WorkerSpan(one.role, one.from_s, one.to_s) for one in self._members), *self._idle_spans, *idle)
 
     @property
@@ -150,7 +153,7 @@ class ScaledFleet:
                 self._end(role)  # type: ignore[arg-type]
         self._timeline.after(ns_of_s(self._scaling.tick_s), self._tick)
 
-    def _order(self, role: Role, after_s: float | None = None) -> None:
+    def _order(self, role: WorkerRole, after_s: float | None = None) -> None:
         worker_id = f"{role}-{self._num_made[role]}"
         self._num_made[role] += 1
         member = _Member(worker_id, role, self._now_s)
@@ -167,7 +170,7 @@ class ScaledFleet:
         template = self._fleet.location(self._templates[member.role])
         self._fleet.add(template.of_another(member.worker_id))
 
-    def _end(self, role: Role, becomes: Role | None = None) -> None:
+    def _end(self, role: WorkerRole, becomes: WorkerRole | None = None) -> None:
         """The newest that has not started, else the one with the least to do; never the last that serves."""
         starting = [one for one in self._present(role) if not one.is_serving]
         if starting and becomes is None:
@@ -196,11 +199,11 @@ class ScaledFleet:
                 if member.becomes is not None:
                     self._order(member.becomes, self._scaling.switch_s)
 
-    def _present(self, role: Role) -> list[_Member]:
+    def _present(self, role: WorkerRole) -> list[_Member]:
         now_s = self._now_s
         return [one for one in self._members if one.role == role and one.to_s > now_s]
 
-    def _count(self, role: Role) -> PoolCount:
+    def _count(self, role: WorkerRole) -> PoolCount:
         """A worker that changes its role is starting in the new one as soon as that is decided."""
         present = self._present(role)
         serving = sum(one.is_serving and one.drains_from_s is None for one in present)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from weir.core.roles import WorkerRole
 from weir.engine.messages import SetBounds
-from weir.planner.observation import Role
 from weir.planner.tuning.observation import TuningTick, WorkerTick
 from weir.planner.tuning.settings import BOUNDS, Bound
 from weir.planner.tuning.steps import Deed, TuningStep
@@ -32,7 +32,7 @@ class TuningSpec:
     system's pools say, which is what they were started with; what is not named is that."""
 
     make_controller: Callable[[], TuningController]
-    start: Mapping[tuple[Role, Bound], int] = field(default_factory=dict)
+    start: Mapping[tuple[WorkerRole, Bound], int] = field(default_factory=dict)
     tick_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class _Worker:
     """`most`: what it was started with. The rest: as the last look found it."""
 
     worker_id: str
-    role: Role
+    role: WorkerRole
     most: dict[Bound, int]
     bounds: dict[Bound, int]
     num_tokens: float = 0.0

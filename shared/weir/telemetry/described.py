@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from weir.core.roles import WORKER_ROLES
 from weir.telemetry.catalog.entry import FigureEntry, generic_name, rows, scale_of
 from weir.telemetry.catalog.gateway import GATEWAY
 from weir.telemetry.catalog.histograms import HISTOGRAMS
@@ -108,7 +109,7 @@ def _resolve(role: str, source: str) -> _Resolved:
     base, labels = (labelled[1], ((labelled[2], labelled[3]),)) if labelled else (source, ())
     found = try_find(role, base)
     if found is None:
-        kind = "worker" if role in ("prefill", "decode") else role or _UNKNOWN
+        kind = "worker" if role in WORKER_ROLES else role or _UNKNOWN
         return generic_name(kind, base), _UNLISTED, scale_of(base), labels
     entry, value = found
     return entry.name, entry.help, entry.scale, (*labels, (entry.label, value)) if entry.label else labels

@@ -19,6 +19,7 @@ import grpc
 from weir.bus.nats_users import NatsRole
 from weir.core.addresses import free_port
 from weir.core.credentials import key_metadata
+from weir.core.roles import WORKER_ROLES
 from weir.runtime.stack.instances import end_instance
 from weir.runtime.stack.observe import try_observe
 from weir.runtime.stack.paths import InstancePaths
@@ -173,7 +174,7 @@ class Stack:
         """Whether all are ready, a scheduler leads and knows every worker, nobody holds a request or a page, and every
         book is in order."""
         entries = [entry for entry in self.status()["processes"] if entry["role"] != "nats"]
-        num_workers = sum(entry["role"] in ("prefill", "decode") for entry in entries)
+        num_workers = sum(entry["role"] in WORKER_ROLES for entry in entries)
         leaders = [entry["metrics"] for entry in entries if entry["metrics"].get("is_leader")]
         return (
             any(metrics["workers"] >= num_workers for metrics in leaders)

@@ -17,6 +17,7 @@ from weir.bus.messages import SetDrain, SetRole, WorkerAnswer
 from weir.bus.protocol import Bus, BusError
 from weir.bus.subjects import Subjects
 from weir.core.errors import Unavailable
+from weir.core.roles import WORKER_ROLES
 from weir.runtime.admin import Description
 from weir.runtime.config import ConfigError
 from weir.runtime.service import ServiceContext
@@ -31,7 +32,6 @@ _RETRY_AFTER_S = 1.0
 _LAST_FRAMES_S = 1.0
 _SWITCH_STOP_S = 3.0
 _CLOSE_TIMEOUT_S = 2.0
-_WORKER_ROLES = ("prefill", "decode")
 
 
 class WorkerProcess:
@@ -116,8 +116,8 @@ class WorkerProcess:
 
     async def on_role(self, command: SetRole) -> WorkerAnswer:
         refusal = self._try_refuse(command.epoch, command.grace_ms)
-        if not refusal and command.role not in _WORKER_ROLES:
-            refusal = f"role {command.role[:32]!r}: must be one of {', '.join(_WORKER_ROLES)}"
+        if not refusal and command.role not in WORKER_ROLES:
+            refusal = f"role {command.role[:32]!r}: must be one of {', '.join(WORKER_ROLES)}"
         if refusal:
             return WorkerAnswer(self._worker_id, refusal)
         if self._next is not None:

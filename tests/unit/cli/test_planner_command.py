@@ -22,15 +22,16 @@ from weir.cli.planner.figures import Distribution, Figures, FiguresMissing, obse
 from weir.cli.planner.page import FIGURES, DecisionLog, PlannerPage
 from weir.core.addresses import LOOPBACK
 from weir.core.cost import StepCost
+from weir.core.roles import WorkerRole
 from weir.planner.capacity import Prediction
 from weir.planner.decision import Decision, PoolDecision, Reason, Switch
-from weir.planner.observation import ExpectedLoad, PoolCount, Pools, Role
+from weir.planner.observation import ExpectedLoad, PoolCount, Pools
 from weir.runtime.metrics_port import MetricsPort
 from weir.scheduling.limits import CoreLimits
 from weir.sim.results.metrics import Slo
 from weir.sim.spec import PoolSpec
 
-COUNTS: Mapping[Role, PoolCount] = {"prefill": PoolCount(1), "decode": PoolCount(2)}
+COUNTS: Mapping[WorkerRole, PoolCount] = {"prefill": PoolCount(1), "decode": PoolCount(2)}
 COEFFICIENTS = ("base_ms", "prefill_token_ms", "prefill_pair_ms", "decode_sequence_ms", "context_token_ms")
 
 
@@ -152,7 +153,7 @@ def test_costs_are_the_mean_of_those_that_were_measured() -> None:
 
 
 def test_a_capacity_is_measured_anew_when_steps_take_another_time() -> None:
-    def spec(role: Role, base_ms: float) -> PoolSpec:
+    def spec(role: WorkerRole, base_ms: float) -> PoolSpec:
         profile = measured_profile(StepCost(base_ms, 0.02, 0.0, 0.1, 0.0), 1000)
         return PoolSpec(role, 1, profile, 8, 512, 512)
 

@@ -11,6 +11,8 @@ from weir.core.addresses import (
     LOOPBACK,
     NoFreePort,
     PortDealer,
+    bare,
+    bracketed,
     free_port,
     hold_free_port,
     hold_port,
@@ -19,6 +21,19 @@ from weir.core.addresses import (
 )
 
 _IP_LOCAL_PORT_RANGE = 51  # of Linux 6.3; Python has no name for it
+
+
+@pytest.mark.parametrize(
+    ("host", "in_an_address", "alone"),
+    [
+        ("10.0.0.1", "10.0.0.1", "10.0.0.1"),
+        ("front", "front", "front"),
+        ("::1", "[::1]", "::1"),
+        ("[fe80::2]", "[fe80::2]", "fe80::2"),
+    ],
+)
+def test_an_ipv6_address_has_brackets_before_a_port_and_nowhere_else(host: str, in_an_address: str, alone: str) -> None:
+    assert (bracketed(host), bare(host)) == (in_an_address, alone)
 
 
 def kernel_range(folder: Path, text: str) -> Path:

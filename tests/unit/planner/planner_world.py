@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from weir.core.roles import WORKER_ROLES, WorkerRole
 from weir.planner.capacity import Prediction
 from weir.planner.decision import Decision
-from weir.planner.observation import ROLES, ExpectedLoad, Observation, PoolCount, Pools, Role, other_role
+from weir.planner.observation import ExpectedLoad, Observation, PoolCount, Pools, other_role
 from weir.planner.planner import Planner
 from weir.planner.settings import PlannerSettings
 
@@ -80,14 +81,14 @@ class World:
     drain_s: float = 10.0
     decisions: list[Decision] = field(default_factory=list)
     seen: list[Observation] = field(default_factory=list)
-    _serving: dict[Role, int] = field(default_factory=dict)
-    _coming: list[tuple[float, Role]] = field(default_factory=list)
-    _leaving: list[tuple[float, Role, Role | None]] = field(default_factory=list)
+    _serving: dict[WorkerRole, int] = field(default_factory=dict)
+    _coming: list[tuple[float, WorkerRole]] = field(default_factory=list)
+    _leaving: list[tuple[float, WorkerRole, WorkerRole | None]] = field(default_factory=list)
     _backlog_tokens: float = 0.0
     _num_running: float = 0.0
 
     def __post_init__(self) -> None:
-        self._serving = {role: self.pools.of(role) for role in ROLES}
+        self._serving = {role: self.pools.of(role) for role in WORKER_ROLES}
 
     def run(self, until_s: float, *, from_s: float = 0.0) -> None:
         tick_s, at_s = SETTINGS.tick_s, from_s
@@ -120,7 +121,7 @@ class World:
         self._backlog_tokens = max(0.0, self._backlog_tokens + rate * tick_s * PROMPT - capacity)
         booked = min(1.0, rate / (ANSWERS_A_S * max(1, self._serving["decode"])))
         seen = calm(at_s, rate_a_s=rate)
-        counts = {role: self._count(role) for role in ROLES}
+        counts = {role: self._count(role) for role in WORKER_ROLES}
         ttft_s = 0.3 + self._backlog_tokens / TOKENS_A_S / max(1, self._serving["prefill"])
         return replace(
             seen,
@@ -131,7 +132,7 @@ class World:
             decode=counts["decode"],
         )
 
-    def _count(self, role: Role) -> PoolCount:
+    def _count(self, role: WorkerRole) -> PoolCount:
         starting = sum(one[1] == role for one in self._coming) + sum(one[2] == role for one in self._leaving)
         return PoolCount(self._serving[role], starting, sum(one[1] == role for one in self._leaving))
 
@@ -141,7 +142,7 @@ class World:
             self._serving[decision.switch.from_role] -= 1
             self._leaving.append((at_s + self.drain_s, decision.switch.from_role, decision.switch.to_role))
             assert other_role(decision.switch.from_role) == decision.switch.to_role
-        for role in ROLES:
+        for role in WORKER_ROLES:
             num = decision.num_to_start(role)
             self._coming += [(at_s + SETTINGS.start_s, role)] * max(0, num)
             for _ in range(-num):

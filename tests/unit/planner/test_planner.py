@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.planner.planner_world import SETTINGS, TWO_EACH, FormulaCapacity, World, calm
 
+from weir.core.roles import WORKER_ROLES
 from weir.planner.decision import Decision, Reason, Switch
-from weir.planner.observation import ROLES, Observation, PoolCount, Pools, other_role
+from weir.planner.observation import Observation, PoolCount, Pools, other_role
 from weir.planner.planner import Planner
 from weir.planner.settings import PlannerSettings
 
@@ -100,11 +101,11 @@ def test_a_load_that_does_not_change_ends_in_pools_that_do_not(
     late = [one for one in world.decisions if one.at_s > 4000]
     assert not any(one.is_change for one in late)
     assert world.decisions[-1].num_reversals == 0
-    for role in ROLES:
+    for role in WORKER_ROLES:
         signs = [math.copysign(1, one.of(role).delta) for one in world.decisions if one.of(role).delta]
         assert sum(a != b for a, b in pairwise(signs)) <= 1
     final = world.seen[-1].pools
-    load = Pools(*(world.decisions[-1].of(role).floor for role in ROLES))
+    load = Pools(*(world.decisions[-1].of(role).floor for role in WORKER_ROLES))
     assert final.prefill >= load.prefill
     assert final.decode >= load.decode
     assert sum(final) <= sum(load) + 3, f"{final} for {load}"
@@ -234,7 +235,7 @@ def test_a_pool_that_went_up_and_down_too_often_goes_down_no_more() -> None:
     calm_settings = replace(NO_SWITCH, down_after_s=60.0, max_reversals=2)
     world = World(planner_of(calm_settings), lambda at_s: 1.0 if at_s % 400 < 280 else 4.0, Pools(1, 1))
     world.run(4000.0)
-    assert Reason.OSCILLATING in {one.of(role).reason for one in world.decisions for role in ROLES}
+    assert Reason.OSCILLATING in {one.of(role).reason for one in world.decisions for role in WORKER_ROLES}
 
 
 counts = st.builds(PoolCount, st.integers(0, 14), st.integers(0, 3), st.integers(0, 3))
@@ -270,7 +271,7 @@ def test_whatever_is_seen_the_rules_hold(data: st.DataObject, bounds: tuple[int,
         decision = planner.decide(seen)
         if decision is None:
             continue
-        for role in ROLES:
+        for role in WORKER_ROLES:
             pool, count = decision.of(role), seen.count(role)
             assert told.least.of(role) <= pool.wanted <= told.most.of(role) or pool.delta == 0
             if count.is_changing and told.least.of(role) <= count.num_to_be <= told.most.of(role):

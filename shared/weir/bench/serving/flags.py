@@ -24,6 +24,7 @@ from weir.bench.serving.load import check_keys, read_keys
 from weir.bench.serving.serve import Run, Saving, result_name
 from weir.bench.serving.sharegpt import ShareGpt
 from weir.bench.serving.sweep import Axis, Server, Sweep, parse_values
+from weir.core.addresses import bracketed
 
 Flags = Mapping[str, Any]
 
@@ -118,7 +119,7 @@ def _base_url(flags: Flags) -> str:
     host, port = flags["host"] or "127.0.0.1", flags["port"]
     if port is None and not flags["host"]:
         return DEFAULT_GRPC if is_grpc else DEFAULT_HTTP
-    address = f"{f'[{host}]' if ':' in host else host}:{port or (50051 if is_grpc else 8000)}"
+    address = f"{bracketed(host)}:{port or (50051 if is_grpc else 8000)}"
     return address if is_grpc else f"{'https' if flags['ca'] else 'http'}://{address}"
 
 

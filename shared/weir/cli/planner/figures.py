@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from weir.core.cost import StepCost
-from weir.planner.observation import MAX_LENGTHS, Observation, PoolCount, Role
+from weir.core.roles import WorkerRole
+from weir.planner.observation import MAX_LENGTHS, Observation, PoolCount
 
 Labels = frozenset[tuple[str, str]]
 _STEP_COST = "weir_worker_step_cost"
@@ -83,7 +84,7 @@ class Figures:
         num = sum(self.series.get(f"{name}_count", {}).values())
         return math.ceil(sum(self.series.get(f"{name}_sum", {}).values()) / num) if num else 0
 
-    def step_cost(self, role: Role) -> StepCost | None:
+    def step_cost(self, role: WorkerRole) -> StepCost | None:
         """The mean of the workers that have measured theirs; None: none of the role has."""
         by_name: dict[str, list[float]] = {}
         for labels, value in self.series.get(_STEP_COST, {}).items():
@@ -162,7 +163,7 @@ class Distribution:
 
 
 def observation_of(
-    before: Figures, now: Figures, counts: Mapping[Role, PoolCount], ttft_slo_s: float, itl_slo_s: float
+    before: Figures, now: Figures, counts: Mapping[WorkerRole, PoolCount], ttft_slo_s: float, itl_slo_s: float
 ) -> Observation:
     """Raises FiguresMissing."""
     ttft, tpot = (Distribution.between(before, now, name) for name in (_TTFT, _TPOT))

@@ -7,8 +7,8 @@ from weir.cli.planner.page import DecisionLog, PlannerPage
 from weir.cli.planner.watch import StackWatch
 from weir.client.workers import WorkersClient, WorkerView
 from weir.core.errors import WeirError
+from weir.core.roles import WORKER_ROLES, WorkerRole
 from weir.planner.decision import Decision, only_more
-from weir.planner.observation import ROLES, Role
 from weir.planner.planner import Planner
 
 _LOST_AFTER_S = 300.0
@@ -69,7 +69,7 @@ class PlannerLoop:
 
     def _try_use_spares(self, actor: WorkersClient, decision: Decision, workers: list[WorkerView]) -> bool:
         """In place of a switch too: they serve at once, and take nothing from the other pool."""
-        role = next((role for role in ROLES if decision.of(role).delta > 0), None)
+        role = next((role for role in WORKER_ROLES if decision.of(role).delta > 0), None)
         if role is None or self._awaited is not None:
             return False
         spares = [one for one in workers if one.is_spare and one.duty == "drained"]
@@ -79,7 +79,7 @@ class PlannerLoop:
             self._planner.begun(only_more(decision, role, len(used)))
         return bool(used)
 
-    def _try_use(self, actor: WorkersClient, decision: Decision, spare: WorkerView, role: Role) -> bool:
+    def _try_use(self, actor: WorkersClient, decision: Decision, spare: WorkerView, role: WorkerRole) -> bool:
         began_s = time.monotonic()
         try:
             if spare.role == role:
@@ -96,7 +96,7 @@ class PlannerLoop:
 
     def _rest(self, actor: WorkersClient, decision: Decision, workers: list[WorkerView]) -> None:
         """One that is not needed, where there may be another spare."""
-        role = next((role for role in ROLES if decision.of(role).delta < 0), None)
+        role = next((role for role in WORKER_ROLES if decision.of(role).delta < 0), None)
         if role is None or sum(one.is_spare for one in workers) >= self._max_spares:
             return
         serving = [one for one in workers if one.role == role and one.duty == "serving"]

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from weir.core.roles import WORKER_ROLES
 from weir.planner.decision import Decision
-from weir.planner.observation import ROLES
 from weir.telemetry.families import Family, Kind, Sample
 
 _BY_ROLE: Mapping[str, tuple[str, str]] = {
@@ -64,7 +64,7 @@ class PlannerPage:
             return
         decision = newest[1]
         for name, (attribute, text) in _BY_ROLE.items():
-            samples = tuple(Sample(getattr(decision.of(role), attribute), (("role", role),)) for role in ROLES)
+            samples = tuple(Sample(getattr(decision.of(role), attribute), (("role", role),)) for role in WORKER_ROLES)
             yield Family(name, Kind.GAUGE, text, samples)
         for name, (attribute, text) in _OF_DECISIONS.items():
             value = float(getattr(decision, attribute))

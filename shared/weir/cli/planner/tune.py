@@ -1,7 +1,6 @@
 """`weir planner tune`: bounds of workers moved towards the SLO, on canaries first."""
 
 from collections.abc import Mapping
-from typing import get_args
 
 from weir.bus.subjects import is_worker_named
 from weir.cli.planner.figures import Figures, FiguresMissing
@@ -9,7 +8,7 @@ from weir.cli.planner.page import DecisionLog
 from weir.cli.planner.watch import GatewayPages
 from weir.client.scheduling import SchedulingClient, SchedulingView
 from weir.core.errors import InvalidRequest, PermissionDenied, Unauthenticated, WeirError
-from weir.planner.observation import ROLES, Role
+from weir.core.roles import WORKER_ROLES, WorkerRole
 from weir.planner.tuning.observation import TuningTick, WorkerTick
 from weir.planner.tuning.settings import BOUNDS, Bound, Knob
 from weir.planner.tuning.steps import Deed, TuningStep
@@ -21,7 +20,7 @@ _SHOWN_BOUNDS: Mapping[Bound, str] = {
     "max_num_seqs": "weir_worker_max_sequences",
     "max_num_batched_tokens": "weir_worker_max_batched_tokens",
 }
-_TOKENS: Mapping[Role, str] = {
+_TOKENS: Mapping[WorkerRole, str] = {
     "decode": "weir_worker_tokens_generated_total",
     "prefill": "weir_worker_prompt_tokens_computed_total",
 }
@@ -36,8 +35,13 @@ def parse_knob(text: str) -> Knob:
     key, _, bounds = text.partition("=")
     role, _, bound = key.partition(".")
     parts = bounds.split(",")
-    if role not in ROLES or bound not in BOUNDS or len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        forms = f"one of {', '.join(get_args(Role))}, one of {', '.join(BOUNDS)}, and two whole numbers"
+    if (
+        role not in WORKER_ROLES
+        or bound not in BOUNDS
+        or len(parts) != 2
+        or not all(part.isdecimal() for part in parts)
+    ):
+        forms = f"one of {', '.join(WORKER_ROLES)}, one of {', '.join(BOUNDS)}, and two whole numbers"
         raise ValueError(f"--tune {text!r}: must be ROLE.BOUND=LOW,HIGH: {forms}")
     return Knob(role, bound, int(parts[0]), int(parts[1]))
 
@@ -91,12 +95,12 @@ def tick_of(before: Figures, now: Figures, view: SchedulingView) -> TuningTick:
     return TuningTick(now.at_s, now.at_s - before.at_s, num_queued, tuple(workers))
 
 
-def _workers(now: Figures) -> list[tuple[str, Role]]:
+def _workers(now: Figures) -> list[tuple[str, WorkerRole]]:
     """By id, as their processes are named."""
-    found: dict[str, Role] = {}
+    found: dict[str, WorkerRole] = {}
     for labels in now.series.get(_SHOWN_BOUNDS["max_num_seqs"], {}):
         shown = dict(labels)
-        for role in ROLES:
+        for role in WORKER_ROLES:
             if shown.get("role") == role and shown.get("process", "").startswith(f"{role}-"):
                 found[shown["process"]] = role
     return sorted(found.items())

@@ -9,7 +9,8 @@ from weir.cli.planner.capacity import MeasuredCapacity, measured_profile
 from weir.cli.planner.figures import PROMPTS, Distribution, Figures, FiguresMissing, observation_of, with_backlog
 from weir.client.workers import WorkersClient, WorkerView
 from weir.core.errors import WeirError
-from weir.planner.observation import ROLES, Observation, PoolCount, Role
+from weir.core.roles import WORKER_ROLES, WorkerRole
+from weir.planner.observation import Observation, PoolCount
 from weir.sim.profile import CostProfile
 from weir.sim.results.metrics import Slo
 from weir.sim.spec import PoolSpec
@@ -92,7 +93,7 @@ class StackWatch:
         if len({worker.model for worker in workers}) > 1:
             models = ", ".join(sorted({worker.model for worker in workers}))
             raise FiguresMissing(f"one model: the planner plans for a stack of one, and here are {models}")
-        counts = {role: _count(workers, role) for role in ROLES}
+        counts = {role: _count(workers, role) for role in WORKER_ROLES}
         self._measure(figures, counts)
         if before is None:
             self._prompts = Distribution.so_far(figures, PROMPTS).lengths()
@@ -101,12 +102,12 @@ class StackWatch:
         self._prompts = (*seen.prompt_lengths, *self._prompts)[:_MAX_PROMPTS]
         return with_backlog(seen, figures, self._prompts), workers
 
-    def _measure(self, figures: Figures, counts: Mapping[Role, PoolCount]) -> None:
+    def _measure(self, figures: Figures, counts: Mapping[WorkerRole, PoolCount]) -> None:
         """Raises FiguresMissing until workers of both roles have measured their steps."""
-        specs: dict[Role, PoolSpec] = {}
+        specs: dict[WorkerRole, PoolSpec] = {}
         num_pages = figures.try_gauge("weir_arena_pages")
         figures = figures.of_those_that_serve()
-        for role in ROLES:
+        for role in WORKER_ROLES:
             num = max(1, counts[role].serving + counts[role].draining)
             step = figures.step_cost(role)
             profile = self._profile
@@ -125,7 +126,7 @@ class StackWatch:
         self._capacity.measure(specs["prefill"], specs["decode"], max_tokens=figures.mean_max_tokens())
 
 
-def _count(workers: Sequence[WorkerView], role: Role) -> PoolCount:
+def _count(workers: Sequence[WorkerView], role: WorkerRole) -> PoolCount:
     """A worker that is not registered yet is not seen; whoever orders workers knows of it."""
     duties = [worker.duty for worker in workers if worker.role == role]
     return PoolCount(duties.count("serving"), 0, duties.count("draining"))

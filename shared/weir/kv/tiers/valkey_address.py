@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
+from weir.core.addresses import bracketed
+
 _IS_ENCRYPTED = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 _PORT = 6379
 _MAX_DATABASE = 1 << 20
@@ -19,8 +21,8 @@ class ValkeyAddress:
     is_encrypted: bool
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'rediss' if self.is_encrypted else 'redis'}://{host}:{self.port}/{self.database}"
+        scheme = "rediss" if self.is_encrypted else "redis"
+        return f"{scheme}://{bracketed(self.host)}:{self.port}/{self.database}"
 
 
 def parse_valkey_url(url: str) -> ValkeyAddress:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from weir.planner.observation import Role
+from weir.core.roles import WorkerRole
 from weir.planner.tuning.settings import Bound
 
 _AIM = 0.96
@@ -17,7 +17,7 @@ class WorkerTick:
     """One worker since the last look. Tokens: of answers where it decodes, of prompts where it prefills."""
 
     worker_id: str
-    role: Role
+    role: WorkerRole
     num_tokens: float
     num_steps: float
     busy_s: float

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from weir.planner.observation import Role
+from weir.core.roles import WorkerRole
 
 Bound = Literal["max_num_seqs", "max_num_batched_tokens"]
 BOUNDS: tuple[Bound, Bound] = ("max_num_seqs", "max_num_batched_tokens")
@@ -15,7 +15,7 @@ _MAX_BOUND = 10**6
 class Knob:
     """A bound of the workers of a role, and from where to where it may be moved. Raises ValueError."""
 
-    role: Role
+    role: WorkerRole
     bound: Bound
     low: int
     high: int
@@ -75,6 +75,6 @@ class TunerSettings:
         if self.min_tokens < 0:
             raise ValueError(f"min_tokens {self.min_tokens}: must be at least 0")
 
-    def slo_s(self, role: Role) -> float:
+    def slo_s(self, role: WorkerRole) -> float:
         """What a step may take: a token's time, or half of what a first token has, for what waits needs the rest."""
         return self.itl_slo_s if role == "decode" else self.ttft_slo_s / 2

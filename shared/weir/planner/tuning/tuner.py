@@ -8,7 +8,7 @@ watch ── a symptom ──> trial ── better ──> check ── as good 
 import random
 from dataclasses import dataclass, field
 
-from weir.planner.observation import Role
+from weir.core.roles import WorkerRole
 from weir.planner.tuning.observation import SideScore, TuningTick, TuningWindow, WorkerTick
 from weir.planner.tuning.search import WAITING_SHARE, KnobSearch
 from weir.planner.tuning.settings import Bound, TunerSettings
@@ -169,7 +169,7 @@ class Tuner:
         return next(search for search in self._searches if search.knob == step.knob)
 
 
-def _free_workers(tick: TuningTick, role: Role, bound: Bound) -> list[WorkerTick]:
+def _free_workers(tick: TuningTick, role: WorkerRole, bound: Bound) -> list[WorkerTick]:
     """Of the role, by id, without those whose bound an operator has set."""
     found = [one for one in tick.workers if one.role == role and bound not in one.fixed and bound in one.bounds]
     return sorted(found, key=lambda one: one.worker_id)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from weir.core.addresses import check_advertised, is_loopback
+from weir.core.addresses import bare, bracketed, check_advertised, is_loopback
 from weir.core.fields import check_range
+from weir.core.roles import WORKER_ROLES
 from weir.rpc.identities import check_certified_instance
 from weir.runtime.config import check_url, setting
 from weir.runtime.stack.config import StackConfig
@@ -15,8 +16,7 @@ from weir.runtime.stack.credentials import HostCredentials
 
 DEFAULT_NATS_PORT = 4222
 _LAST_PORT = 65_535
-_WORKER_ROLES = ("prefill", "decode")
-_PORT_ORDER = ("transfer", "page streams", "scheduler", *_WORKER_ROLES)
+_PORT_ORDER = ("transfer", "page streams", "scheduler", *WORKER_ROLES)
 _PORTS_OF_EACH = 20
 
 
@@ -103,7 +103,7 @@ class HostConfig(StackConfig):
 
     @property
     def metrics_host(self) -> str:
-        return self.address.strip("[]") if self.metrics_port else super().metrics_host
+        return bare(self.address) if self.metrics_port else super().metrics_host
 
     @property
     def first_metrics_port(self) -> int:
@@ -111,11 +111,11 @@ class HostConfig(StackConfig):
 
     @property
     def probe_address(self) -> tuple[str, int]:
-        return self.address.strip("[]"), self.probe_port
+        return bare(self.address), self.probe_port
 
     def grace_of(self, role: str) -> float:
         """Workers serve gateways of other hosts, too."""
-        return self.grace_s if role in _WORKER_ROLES else super().grace_of(role)
+        return self.grace_s if role in WORKER_ROLES else super().grace_of(role)
 
     @property
     def starts_nats(self) -> bool:
@@ -127,8 +127,7 @@ class HostConfig(StackConfig):
 
     @property
     def _listen_host(self) -> str:
-        """Of an IPv6 address with the brackets that a port needs."""
-        return f"[{self.address.strip('[]')}]" if ":" in self.address else self.address
+        return bracketed(self.address)
 
     @property
     def nats_port(self) -> int:

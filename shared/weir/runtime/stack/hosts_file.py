@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from weir.core.addresses import bracketed
 from weir.core.fields import check_range, describe_type, parse_toml
 from weir.runtime.config import ConfigError, check_instance, flag_words
 from weir.runtime.stack.host import DEFAULT_NATS_PORT, HostConfig
@@ -92,8 +93,7 @@ class Hosts:
         if self.nats:
             return self.nats
         address = next(host.address for host in self.hosts if host.serve_nats)
-        shown = f"[{address}]" if ":" in address else address
-        return f"{'nats' if self.insecure_listen else 'tls'}://{shown}:{self.nats_port}"
+        return f"{'nats' if self.insecure_listen else 'tls'}://{bracketed(address)}:{self.nats_port}"
 
 
 def read_hosts(path: Path) -> Hosts:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weir.bus.server import nats_server_command
-from weir.core.addresses import LOOPBACK, UNIX, check_listen
+from weir.core.addresses import LOOPBACK, UNIX, bracketed, check_listen
 from weir.core.credentials import masked_url
 from weir.core.device import check_exact, check_precision
 from weir.core.fields import check_range
+from weir.core.roles import WORKER_ROLES
 from weir.runtime.config import flag_words
 from weir.runtime.page_tiers import check_valkey_here
 from weir.runtime.stack.config import StackConfig
@@ -22,7 +23,7 @@ from weir.wire.v1 import arena_pb2, inference_pb2, worker_pb2
 
 STOP_ORDER: tuple[tuple[str, ...], ...] = (
     ("gateway",),
-    ("prefill", "decode"),
+    WORKER_ROLES,
     ("scheduler",),
     ("transfer",),
     ("nats",),
@@ -132,8 +133,7 @@ def with_metrics(specs: Sequence[ProcessSpec], ports: Sequence[int], host: str =
 
 def _with_metrics(spec: ProcessSpec, host: str, port: int) -> ProcessSpec:
     command = (*spec.command, "--metrics-host", host, "--metrics-port", str(port))
-    url_host = f"[{host}]" if ":" in host else host
-    return replace(spec, command=command, metrics_url=f"http://{url_host}:{port}/metrics")
+    return replace(spec, command=command, metrics_url=f"http://{bracketed(host)}:{port}/metrics")
 
 
 def _plan_services(

@@ -14,11 +14,11 @@ from typing import Protocol
 from weir.core.clock import SystemClock
 from weir.core.errors import NotFound, Unavailable, WeirError
 from weir.core.process import ProcessIdentity
+from weir.core.roles import WORKER_ROLES
 from weir.runtime.stack.paths import InstancePaths
 from weir.runtime.stack.processes import is_running, send_signal
 from weir.runtime.stack.state import ProcessState, StackState, try_read_state
 
-WORKER_ROLES = ("prefill", "decode")
 _ORDER = ("scheduler", "transfer", *WORKER_ROLES, "gateway", "nats")
 """Who is asked by many comes back before those who ask, and the bus last: all of them connect to it again."""
 _POLL_S = 0.1

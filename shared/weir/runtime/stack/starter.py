@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
+from weir.core.roles import WORKER_ROLES
 from weir.runtime.stack.fork_server import MAX_MESSAGE_BYTES, ForkReply, ForkRequest, fork_server_command
 from weir.runtime.stack.plan import ProcessSpec
 
@@ -57,7 +58,7 @@ class ProcessStarter:
 
         Orphans of this process's children become its own meanwhile.
         """
-        modules = [spec.module for spec in specs if spec.role in ("prefill", "decode") and spec.module is not None]
+        modules = [spec.module for spec in specs if spec.role in WORKER_ROLES and spec.module is not None]
         self._server = server = await _try_open(self._environ, sorted({*modules})) if modules else None
         try:
             yield
