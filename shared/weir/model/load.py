@@ -1,5 +1,6 @@
 """From a model's files to something that runs steps."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -59,9 +60,28 @@ class LoadedWeights(Protocol):
 
 
 def import_libraries(arithmetic: Arithmetic) -> None:
-    """Those whose import holds the interpreter's lock for long."""
+    """All that takes long to import, and holds the interpreter's lock meanwhile."""
     if arithmetic == "fp32":
-        import torch  # noqa: F401, PLC0415
+        import weir.model.torch.runner  # noqa: F401, PLC0415
+    else:
+        import weir.model.cpu.runner  # noqa: F401, PLC0415
+    _load_numba_registries()
+
+
+def _load_numba_registries() -> None:
+    """What numba reads before its first kernel. Where scipy is installed numba would import it for its BLAS, which
+    takes as long again, and which no kernel calls: it is told that there is none."""
+    from numba.core.registry import cpu_target  # noqa: PLC0415
+
+    is_hidden = "scipy.linalg" not in sys.modules
+    if is_hidden:
+        sys.modules["scipy.linalg"] = None  # type: ignore[assignment]
+    try:
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
+    finally:
+        if is_hidden:
+            del sys.modules["scipy.linalg"]
 
 
 def load_model(

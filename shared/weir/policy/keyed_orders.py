@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weir.core.sorted_ids import SortedIds
 from weir.policy.estimators import RecentMean
 from weir.policy.params import NoParams, bounded, check_bounds
 from weir.policy.seams import OrderQueue, Policy, Waiting
+from weir.policy.sorted_ids import SortedIds
 from weir.policy.starvation import StarvationParams, guarded
 
 Key = tuple[float, ...]

@@ -13,9 +13,9 @@ overload whoever the order puts last starves sooner or later (ADR 0015 has what 
 
 from dataclasses import dataclass
 
-from weir.core.sorted_ids import SortedIds
 from weir.policy.params import bounded, check_bounds
 from weir.policy.seams import OrderQueue, Waiting
+from weir.policy.sorted_ids import SortedIds
 
 
 @dataclass(frozen=True, slots=True)

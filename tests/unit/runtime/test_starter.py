@@ -25,8 +25,14 @@ _ROLE = """
 import json, os, signal, sys
 import role_library
 
+def import_for(words, environ):
+    import model_library
+    model_library.IMPORTED_FOR.append([words, environ["OWN"], os.getpid()])
+
 def main():
+    import model_library
     facts = {
+        "imported_for": model_library.IMPORTED_FOR,
         "words": sys.argv[1:],
         "session": os.getsid(0),
         "loaded_by": role_library.LOADED_BY,
@@ -71,6 +77,7 @@ class Role:
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(text)
         (folder / "role_library.py").write_text("import os\nLOADED_BY = os.getpid()\n")
+        (folder / "model_library.py").write_text("IMPORTED_FOR = []\n")
         path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
         self.environ = {**os.environ, "PYTHONPATH": path, "OF_ALL": "yes", "WEIR_TLS_KEY": "/operator.key"}
 
@@ -106,6 +113,7 @@ async def test_a_fork_is_what_the_command_would_have_started(tmp_path: Path) -> 
         process = await started(starter, spec)
         facts = role.facts(spec)
     loaded_by = facts.pop("loaded_by")
+    assert facts.pop("imported_for") == [[["wait", "a b"], "nats://x:y@z", loaded_by]]
     assert facts == {
         "words": ["wait", "a b"],
         "session": process.pid,

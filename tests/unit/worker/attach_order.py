@@ -83,7 +83,7 @@ async def start_worker(config: WorkerConfig) -> None:
 
 def main() -> None:
     device, precision, model = sys.argv[1:]
-    sys.meta_path.insert(0, SlowImports(["torch", "triton"]))
+    sys.meta_path.insert(0, SlowImports(["torch", "triton", "numba", "scipy.linalg"]))
     setattr(assembly, "ArenaClient", ReportingArena)  # noqa: B010 - a class, to the type checker
     with tempfile.TemporaryDirectory(prefix="weir-") as folder:
         settings = {"device": device, "precision": precision, "model": model}

@@ -1,5 +1,5 @@
 """`python -m weir.runtime.stack.fork_server`: has imported what the processes of a stack have in common, and becomes
-each of them by a fork.
+each of them by a fork. Before the first worker it imports what workers of that model have in common.
 
     supervisor ── what to run, its log ──> fork server ── fork ──> helper ── fork ──> the process
                <───────── pid ────────────               <─ pid ──  ends
@@ -19,6 +19,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 
 TITLE_BYTES = 4096
 """Of command line, as others see it: a fork has that of its parent's start, and can write no more than that over it."""
@@ -60,29 +61,48 @@ def main() -> None:
     """Returns when the supervisor has closed the connection; in each fork, when what it has become has ended."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     _set_title(sys.orig_argv[:3])
-    _import(sys.argv[2].split(","))
-    request = _serve(connection)
+    modules = sys.argv[2].split(",")
+    for module in modules:
+        _import(module)
+    _freeze()
+    request = _serve(connection, set(modules))
     if request is not None:
         runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
-def _import(modules: list[str]) -> None:
-    for module in modules:
-        name = f"{module}.__main__"
-        with suppress(Exception):  # a process that cannot import it says so in its log
-            importlib.import_module(name)
-        sys.modules.pop(name, None)  # it is run, not imported
+def _import(module: str) -> ModuleType | None:
+    """None: it cannot be imported, which a process that runs it says in its log."""
+    name = f"{module}.__main__"
+    with suppress(Exception):
+        return importlib.import_module(name)
+    return None
+
+
+def _import_for(request: ForkRequest) -> None:
+    """What it would import later by itself. What goes wrong goes wrong there too, and is in its log."""
+    main = _import(request.module)
+    with suppress(Exception, SystemExit):
+        main and main.import_for(request.words, {**os.environ, **request.environ})
+    _freeze()
+
+
+def _freeze() -> None:
+    """Else a fork's first full collection would copy all that was imported."""
     gc.collect()
-    gc.freeze()  # else a fork's first full collection would copy all of it
+    gc.freeze()
 
 
-def _serve(connection: socket.socket) -> ForkRequest | None:
-    """None: in the fork server, at the end. Else: in a fork, as what it is to go on."""
+def _serve(connection: socket.socket, workers: set[str]) -> ForkRequest | None:
+    """`workers`: modules of which nothing is imported yet for a first process. None: in the fork server, at the end.
+    Else: in a fork, as what it is to go on."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
         if not message:
             return None
         request, log = ForkRequest(**json.loads(message)), descriptors[0]
+        if request.module in workers:
+            _import_for(request)
+            workers.clear()
         try:
             reply = ForkReply(_fork_orphan(), "")
         except OSError as error:
@@ -135,6 +155,7 @@ def _become(request: ForkRequest, log: int) -> None:
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
+    sys.modules.pop(f"{request.module}.__main__", None)  # it is run, not imported
     os.environ.update(request.environ)
     sys.argv = [request.module, *request.words]
     _set_title([sys.executable, "-m", request.module, *request.words])

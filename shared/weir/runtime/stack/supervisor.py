@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from weir.core.errors import Unavailable, WeirError
 from weir.core.process import own_identity
+from weir.core.roles import WORKER_ROLES
 from weir.core.tasks import end_tasks
 from weir.runtime.stack.leftovers import Removed, remove_leftovers
 from weir.runtime.stack.plan import STOP_ORDER, ProcessSpec, StackPlan
@@ -115,7 +116,9 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
         try:
             async with self._starter.forking(self._plan.specs):
-                self._running = [self._spawn(process) for process in self._processes]
+                # What others wait for goes first, and what wants the most of the cores last.
+                in_order = sorted(self._processes, key=lambda process: process.spec.role in WORKER_ROLES)
+                self._running = [self._spawn(process) for process in in_order]
                 is_ready = await self._wait_ready()
             if is_ready:
                 await self._stay()

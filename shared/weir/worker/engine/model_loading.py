@@ -121,7 +121,7 @@ def begin_loading(config: WorkerConfig, spec: "Future[ModelSpec]") -> Loading:
     check_device(config.device)
     grammars = start_in_thread(lambda: load_grammar_engine(config), "vocabulary")
     if config.device == "cpu":
-        imports = start_in_thread(lambda: _import_for_cpu(config), "imports")
+        imports = start_in_thread(lambda: import_for_cpu(config), "imports")
         weights = start_in_thread(lambda: _load(config, imports), "weights")
         return Loading(imports, grammars, lambda arena: _over_segment(weights, arena, grammars))
     imports = start_in_thread(lambda: _import_for_device(config), "imports")
@@ -221,7 +221,8 @@ def _load_on_device(config: WorkerConfig, imports: "Future[None]", spec: "Future
     return weights
 
 
-def _import_for_cpu(config: WorkerConfig) -> None:
+def import_for_cpu(config: WorkerConfig) -> None:
+    """The libraries of its model's arithmetic. Raises ModelError."""
     from weir.model.load import import_libraries  # noqa: PLC0415 - numpy and more, in this thread and not before
 
     model_config = load_model_config(resolve_model(config.model_reference))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.core.sorted_ids import SortedIds
+from weir.policy.sorted_ids import SortedIds
 
 
 @given(seed=st.integers(0, 2**32), is_in_order=st.booleans())
