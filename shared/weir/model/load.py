@@ -62,7 +62,7 @@ class LoadedWeights(Protocol):
 def import_libraries(arithmetic: Arithmetic) -> None:
     """All that takes long to import, and holds the interpreter's lock meanwhile."""
     if arithmetic == "fp32":
-        import weir.model.torch.runner  # noqa: F401, PLC0415
+        import weir.model.torch.runner  # noqa: PLC0415
     else:
         import weir.model.cpu.runner  # noqa: F401, PLC0415
     _load_numba_registries()
