@@ -81,8 +81,9 @@ def _import(module: str) -> ModuleType | None:
 def _import_for(request: ForkRequest) -> None:
     """What it would import later by itself. What goes wrong goes wrong there too, and is in its log."""
     main = _import(request.module)
-    with suppress(Exception, SystemExit):
-        main and main.import_for(request.words, {**os.environ, **request.environ})
+    if main is not None:
+        with suppress(Exception, SystemExit):
+            main.import_for(request.words, {**os.environ, **request.environ})
     _freeze()
 
 
@@ -93,7 +94,7 @@ def _freeze() -> None:
 
 
 def _serve(connection: socket.socket, workers: set[str]) -> ForkRequest | None:
-    """`workers`: modules of which nothing is imported yet for a first process. None: in the fork server, at the end.
+    """`workers`: their modules, none of which was told yet what to import for. None: in the fork server, at the end.
     Else: in a fork, as what it is to go on."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
