@@ -7,6 +7,7 @@ import pytest
 from tests.unit.hub.hub_server import running_hub
 
 from benchmarks.random_gguf import write_random_gguf
+from weir.core.roles import WORKER_ROLES
 from weir.model.files.dummy import shape_named
 from weir.testing.stack import Stack
 
@@ -30,7 +31,8 @@ def test_a_model_of_the_hub_is_fetched_once_and_served_under_its_name(tmp_path: 
             # whoever pulls meanwhile changes nothing for a worker that is started again
             server.repositories["org/tiny"]["tiny.gguf"] += bytes(32)
             pulled = stack.weir("pull", NAME)
-            restarted = stack.weir("restart", "--rolling", "--instance", stack.instance, timeout_s=120)
+            workers = [process.name for process in stack.processes() if process.role in WORKER_ROLES]
+            restarted = stack.weir("restart", "--rolling", *workers, "--instance", stack.instance, timeout_s=120)
             again = httpx.post(f"{stack.http_url}/v1/completions", json=asked, timeout=60).json()
     assert answer["usage"]["completion_tokens"] == 5
     assert (answer["model"], described["id"]) == (NAME, NAME)

@@ -94,8 +94,8 @@ def test_either_side_can_die_in_any_event_while_pages_cross() -> None:
 
 def test_a_seed_is_the_same_world_each_time() -> None:
     """Also in another process that has run other worlds before."""
-    once = {result.plan.seed: result for result in run_seeds(range(40, 60), 2)}
-    again = {result.plan.seed: result for result in run_seeds(range(59, 39, -1), 1)}
+    once = {result.plan.seed: result for result in run_seeds(range(40, 50), 2)}
+    again = {result.plan.seed: result for result in run_seeds(range(49, 39, -1), 1)}
     assert {seed: result.trace for seed, result in once.items()} == {
         seed: result.trace for seed, result in again.items()
     }
