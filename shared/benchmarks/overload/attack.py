@@ -285,6 +285,8 @@ async def _main(asked: argparse.Namespace) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+    if not all(any(seen.ttfts_s for seen in seen_of) for seen_of in rounds.values()):
+        sys.exit("in all rounds of an attack no request of the other tenant was answered: give --seconds more")
     print("| attack | what became of it | first token p50 | p99 | of nothing's | longest wait | call | failed |")
     print("|---|---|---|---|---|---|---|---|")
     for name, seen_of in rounds.items():
