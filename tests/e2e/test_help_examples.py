@@ -169,9 +169,7 @@ _ELSEWHERE = (
     "weir up --chat-template hermes",
     "weir up --gateways 2 --schedulers 2",
     "weir up --detach && weir status",
-    "WEIR_PREDICTOR=lengths.npz weir up --policy ltr",
     "weir restart --rolling prefill-0 decode-0 decode-1",
-    "weir restart --rolling",
 )
 """What they do is done by other tests too."""
 

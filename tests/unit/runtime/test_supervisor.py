@@ -121,6 +121,15 @@ def test_a_stack_that_can_say_nothing_goes_on_and_ends_as_a_whole(folder: Path) 
     assert [name for name, pid in pids.items() if is_alive(pid)] == []
 
 
+def test_workers_are_started_last_for_before_the_first_of_them_much_is_imported(folder: Path) -> None:
+    with Driver(folder, ALL) as driver:
+        driver.wait_phase("ready")
+        by_start = sorted(driver.pids().items(), key=lambda one: one[1])
+        driver.signal(signal.SIGTERM)
+        driver.wait()
+    assert sorted(name for name, _ in by_start[-2:]) == ["decode-0", "prefill-0"]
+
+
 def test_processes_end_in_the_order_in_which_they_need_each_other(folder: Path, tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     processes = [FakeProcess(p.name, ("--ended-file", str(ended))) for p in ALL]
