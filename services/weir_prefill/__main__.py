@@ -4,12 +4,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from weir.worker.roles.kinds import import_libraries, run_worker
+from weir.worker.roles.kinds import prepare_workers, run_worker
 
 
-def import_for(words: Sequence[str], environ: Mapping[str, str]) -> None:
+def prepare_for(words: Sequence[str], environ: Mapping[str, str]) -> None:
     """For a process that is to be forked into one with these flags."""
-    import_libraries("prefill", words, environ)
+    prepare_workers("prefill", words, environ)
 
 
 def main() -> int:

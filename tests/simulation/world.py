@@ -35,6 +35,8 @@ _ENDS_WITHIN_S = 60.0
 _IDLE_WITHIN_S = 60.0
 _CHECK_EVERY_WRITES = 8
 _STORY_LINES = 400
+_NUM_REQUESTS_OF_CUTS = {1: 3, 2: 4}
+"""By the number of hosts: two of those of two hosts begin alike."""
 
 
 class World(Killer):
@@ -91,7 +93,7 @@ class World(Killer):
 
     def _draw_specs(self, shape: random.Random, *, begin_long: bool) -> list[RequestSpec]:
         num_gateways = sum(place.role == "gateway" for place in self.places)
-        num_requests = shape.randrange(8, 17) if self._cut is None else 4
+        num_requests = shape.randrange(8, 17) if self._cut is None else _NUM_REQUESTS_OF_CUTS[len(self.hosts)]
         span_s, mix = self._span_s, self.mix
         return draw_specs(
             shape, num_requests, span_s, num_gateways, mix, max_context=MAX_CONTEXT, begin_long=begin_long

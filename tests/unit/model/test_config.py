@@ -15,7 +15,7 @@ from weir.model.errors import ModelError, ModelNotFound
 from weir.model.files.catalog import SMOLLM2_135M
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
-from weir.model.files.gguf import read_gguf
+from weir.model.files.gguf import GgufFile, read_gguf
 from weir.model.files.source import ModelKind, resolve_model
 
 
@@ -48,8 +48,29 @@ def test_the_built_in_models_configuration() -> None:
 def test_reading_a_header_is_quick() -> None:
     source = resolve_model(SMOLLM2_135M.name)
     start_s = time.process_time()
-    load_model_config(source)
+    read_gguf(source.path, with_texts=False)
     assert time.process_time() - start_s < 1.0, "gguf.GGUFReader takes 2.4 s; this must stay far from that"
+
+
+def test_a_header_is_read_once_until_the_file_is_another(
+    tiny: TinyLlama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+
+    def count(path: Path, *, with_texts: bool) -> GgufFile:
+        reads.append(path)
+        return read_gguf(path, with_texts=with_texts)
+
+    monkeypatch.setattr("weir.model.files.config.read_gguf", count)
+    path, other = tmp_path / "tiny.gguf", tmp_path / "other.gguf"
+    write_gguf(tiny, path, gguf.GGMLQuantizationType.F32, {"llama.rope.freq_base": 10_000.0})
+    write_gguf(tiny, other, gguf.GGMLQuantizationType.F32, {"llama.rope.freq_base": 20_000.0})
+    source = resolve_model(str(path))
+    assert [load_model_config(source).rope_theta for _ in range(3)] == [10_000.0] * 3
+    assert reads == [path]
+    other.replace(path)
+    assert [load_model_config(source).rope_theta for _ in range(3)] == [20_000.0] * 3
+    assert reads == [path, path]
 
 
 def test_older_rope_settings_are_read(tiny: TinyLlama, tmp_path: Path) -> None:

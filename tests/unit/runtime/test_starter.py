@@ -25,7 +25,7 @@ _ROLE = """
 import json, os, signal, sys
 import role_library
 
-def import_for(words, environ):
+def prepare_for(words, environ):
     import model_library
     model_library.IMPORTED_FOR.append([words, environ["OWN"], os.getpid()])
 

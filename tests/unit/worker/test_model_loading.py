@@ -1,5 +1,6 @@
 """A model is loaded beside other work, on the threads that the worker was given or its share of the cores."""
 
+import json
 import logging
 import os
 import subprocess
@@ -8,11 +9,12 @@ import threading
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from weir.model.cpu.core_share import FixedShare
 from weir.worker.config import WorkerConfig
 from weir.worker.engine.core_budget import CoreBudget
-from weir.worker.engine.model_loading import core_share_of, read_model_spec, start_in_thread
+from weir.worker.engine.model_loading import core_share_of, load_grammar_engine, read_model_spec, start_in_thread
 
 
 def test_int8_workers_share_the_cores_of_the_machine_whatever_their_instance(tmp_path: Path) -> None:
@@ -80,6 +82,40 @@ def test_a_worker_has_imported_its_libraries_before_it_has_a_lease_to_keep(
         timeout=100,
     )
     assert child.stdout.splitlines() == [*imports, "attach"], child.stderr[-2000:]
+
+
+def test_a_vocabulary_is_read_once_until_its_files_are_others(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 3, "hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 64}
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps(kind | sizes | shape))
+    (tmp_path / "model.safetensors").touch()
+    path, config = tmp_path / "tokenizer.json", WorkerConfig(model=str(tmp_path))
+    engines = []
+    for token in ("a", "bc"):
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={token: 0}, merges=[]))
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        tokenizer.save(str(path))
+        engines.append(load_grammar_engine(config))
+        assert load_grammar_engine(config) is engines[-1]
+    assert engines[0] is not engines[1]
+
+
+def test_nothing_that_is_prepared_for_forks_has_started_a_thread() -> None:
+    """Of which a fork would have no more than the locks that it held; but for those of numpy's BLAS, which know it."""
+    code = (
+        "import os; from weir.worker.roles.kinds import prepare_workers; "
+        "prepare_workers('decode', ['--model', 'smollm2-135m'], {}); print(len(os.listdir('/proc/self/task')))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert child.stdout == "1\n", child.stderr[-2000:]
 
 
 def test_work_runs_before_its_result_is_asked_for() -> None:

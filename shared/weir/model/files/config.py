@@ -1,5 +1,8 @@
 """From a model's files to its configuration, headers only."""
 
+from functools import lru_cache
+from pathlib import Path
+
 from weir.model.architecture import ModelConfig
 from weir.model.files.config_gguf import config_from_gguf
 from weir.model.files.config_hf import config_from_hf
@@ -20,7 +23,15 @@ def load_model_config(source: ModelSource, max_context_tokens: int = 0) -> Model
 
 def _read(source: ModelSource) -> ModelConfig:
     if source.kind is ModelKind.GGUF:
-        return config_from_gguf(read_gguf(source.path, with_texts=False))
+        return _config_of_gguf(source.path, source.state())
     if source.kind is ModelKind.DUMMY:
         return shape_named(source.name.removeprefix(DUMMY_PREFIX))
     return config_from_hf(source.path)
+
+
+@lru_cache(maxsize=4)
+def _config_of_gguf(path: Path, state: tuple[int, ...]) -> ModelConfig:
+    """A process that serves a model asks half a dozen times, and its header takes 40 ms each time. `state`: that of the
+    source."""
+    del state
+    return config_from_gguf(read_gguf(path, with_texts=False))

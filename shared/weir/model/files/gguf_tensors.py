@@ -52,7 +52,7 @@ class GgufTensors:
     """Dequantizes on read; the file is mapped, so a tensor's bytes are read once."""
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
-        file = read_gguf(path)
+        file = read_gguf(path, with_texts=False)
         check_tensor_types(file)
         self._path = path
         self._config = config

@@ -39,6 +39,19 @@ class ModelSource:
         """For names of files that are made of the model; a name of the hub has a slash."""
         return self.name.replace("/", "--")[:_MAX_STEM_CHARS]
 
+    def state(self) -> tuple[int, ...]:
+        """Of the files that configuration and tokenizer are read from: another one as soon as one of them is another.
+        Who keeps what it has read from them keeps it by this."""
+        match self.kind:
+            case ModelKind.GGUF:
+                paths = [self.path]
+            case ModelKind.HF_FOLDER:
+                paths = sorted(self.path.glob("*.json"))
+            case ModelKind.DUMMY:
+                paths = []
+        found = [path.stat() for path in paths if path.exists()]
+        return tuple(number for one in found for number in (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns))
+
 
 def resolve_model(name_or_path: str, cache_dir: Path | None = None) -> ModelSource:
     """A name of the catalog or of the hub that has been pulled, a GGUF file, a Hugging Face folder, or `dummy:` and a

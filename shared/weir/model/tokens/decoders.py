@@ -5,6 +5,8 @@ from typing import Protocol
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "\u2581"
+_NO_LATIN_1 = 0x100
+"""Instead of characters that stand for no byte."""
 
 
 class TokenDecoder(Protocol):
@@ -31,12 +33,13 @@ class ByteLevelDecoder:
     strips_leading_space = False
 
     def __init__(self) -> None:
-        self._byte_of = byte_of_character()
+        no_byte = dict.fromkeys(range(0x100), _NO_LATIN_1)
+        self._latin_1_of = no_byte | {ord(character): byte for character, byte in byte_of_character().items()}
 
     def bytes_of(self, token: str) -> bytes:
         try:
-            return bytes(self._byte_of[character] for character in token)
-        except KeyError:
+            return token.translate(self._latin_1_of).encode("latin-1")
+        except UnicodeEncodeError:
             return token.encode()
 
 

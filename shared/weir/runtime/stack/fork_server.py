@@ -1,5 +1,5 @@
 """`python -m weir.runtime.stack.fork_server`: has imported what the processes of a stack have in common, and becomes
-each of them by a fork. Before the first worker it imports what workers of that model have in common.
+each of them by a fork. Before the first worker it imports and reads what workers of that model have in common.
 
     supervisor ── what to run, its log ──> fork server ── fork ──> helper ── fork ──> the process
                <───────── pid ────────────               <─ pid ──  ends
@@ -78,12 +78,12 @@ def _import(module: str) -> ModuleType | None:
     return None
 
 
-def _import_for(request: ForkRequest) -> None:
-    """What it would import later by itself. What goes wrong goes wrong there too, and is in its log."""
+def _prepare_for(request: ForkRequest) -> None:
+    """What it would import and read later by itself. What goes wrong goes wrong there too, and is in its log."""
     main = _import(request.module)
     if main is not None:
         with suppress(Exception, SystemExit):
-            main.import_for(request.words, {**os.environ, **request.environ})
+            main.prepare_for(request.words, {**os.environ, **request.environ})
     _freeze()
 
 
@@ -94,7 +94,7 @@ def _freeze() -> None:
 
 
 def _serve(connection: socket.socket, workers: set[str]) -> ForkRequest | None:
-    """`workers`: their modules, none of which was told yet what to import for. None: in the fork server, at the end.
+    """`workers`: their modules, none of which was told yet what to prepare for. None: in the fork server, at the end.
     Else: in a fork, as what it is to go on."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
@@ -102,7 +102,7 @@ def _serve(connection: socket.socket, workers: set[str]) -> ForkRequest | None:
             return None
         request, log = ForkRequest(**json.loads(message)), descriptors[0]
         if request.module in workers:
-            _import_for(request)
+            _prepare_for(request)
             workers.clear()
         try:
             reply = ForkReply(_fork_orphan(), "")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from weir.core.device import Arithmetic
@@ -21,7 +22,7 @@ from weir.model.device_check import check_device
 from weir.model.errors import ModelError
 from weir.model.files.config import load_model_config
 from weir.model.files.digest import model_digest
-from weir.model.files.source import resolve_model
+from weir.model.files.source import ModelSource, resolve_model
 from weir.model.precision import choose_arithmetic, int8_obstacle, page_geometry
 from weir.model.tokens.tokenizer import load_tokenizer
 from weir.model.tokens.vocabulary import vocabulary_of
@@ -131,13 +132,20 @@ def begin_loading(config: WorkerConfig, spec: "Future[ModelSpec]") -> Loading:
 
 def load_grammar_engine(config: WorkerConfig) -> GrammarEngine:
     """Over the model's vocabulary. Raises GrammarError."""
-    from weir.grammar.llguidance_engine import LlguidanceEngine  # noqa: PLC0415 - in this thread and not before
-
     try:
         source = resolve_model(config.model_reference)
-        model, tokenizer = load_model_config(source), load_tokenizer(source)
+        return _grammar_engine_of(source, source.state())
     except ModelError as error:
         raise GrammarError(f"this worker cannot read the model's vocabulary: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _grammar_engine_of(source: ModelSource, state: tuple[int, ...]) -> GrammarEngine:
+    """Kept: a process that is forked into several workers of a model reads its vocabulary once for all of them."""
+    del state
+    from weir.grammar.llguidance_engine import LlguidanceEngine  # noqa: PLC0415 - in this thread and not before
+
+    model, tokenizer = load_model_config(source), load_tokenizer(source)
     return LlguidanceEngine(vocabulary_of(tokenizer, model.vocab_size, model.eos_token_ids))
 
 

@@ -12,7 +12,7 @@ from weir.runtime.config import ServiceConfig, load_config, resolve_config
 from weir.runtime.service import ServiceContext, run_service
 from weir.worker.assembly import WorkerModel, load_worker_model, make_shell
 from weir.worker.config import WorkerConfig
-from weir.worker.engine.model_loading import import_for_cpu
+from weir.worker.engine.model_loading import import_for_cpu, load_grammar_engine
 from weir.worker.process import WorkerProcess
 from weir.worker.requests.request_manager import RequestLimits
 from weir.worker.requests.servicer import SERVICE_NAME
@@ -71,11 +71,13 @@ def run_worker(role: str, argv: Sequence[str], environ: Mapping[str, str]) -> in
     return run_service(role, config, build, [SERVICE_NAME])
 
 
-def import_libraries(role: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Those that such a worker imports for its model on a CPU. Raises ConfigError, ModelError."""
+def prepare_workers(role: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Before forks into workers of one model: what each would import and read of it anew. Raises ConfigError,
+    ModelError, GrammarError."""
     config = load_config(KINDS[role].config_type, argv, environ=environ)
     if config.device == "cpu":
         import_for_cpu(config)
+    load_grammar_engine(config)
 
 
 def config_for(role: str, config: WorkerConfig, environ: Mapping[str, str]) -> WorkerConfig:
