@@ -1,10 +1,11 @@
-"""A whole Weir of real processes, started as a user would: `weir up --detach`."""
+"""A whole Weir of real processes, started as a user would: `weir up`, in a session of its own."""
 
 import asyncio
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ from weir.core.roles import WORKER_ROLES
 from weir.runtime.stack.instances import end_instance
 from weir.runtime.stack.observe import try_observe
 from weir.runtime.stack.paths import InstancePaths
+from weir.runtime.stack.state import try_read_state
+from weir.runtime.stack.supervised import open_for_child, rotate
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc
 
 _ARENA_BYTES = "512MiB"
@@ -33,6 +36,7 @@ TINY_MODEL = ("--model", "dummy:tiny")
 the processor time that it takes with the built-in model."""
 START_TIMEOUT_S = 180.0  # the first start on a machine compiles the kernels
 COMMAND_TIMEOUT_S = 60.0
+_POLL_S = 0.05
 DESCRIBE_TIMEOUT_S = 30.0  # ten times what a process needs amid the stacks of other tests
 
 
@@ -99,10 +103,30 @@ class Stack:
         )
 
     def start(self) -> None:
-        """Returns when the stack is ready. Raises RuntimeError with what `weir up` printed if it is not."""
-        started = self.weir("up", "--detach", "--instance", self.instance, *self._up_flags, timeout_s=START_TIMEOUT_S)
-        if started.returncode != 0:
-            raise RuntimeError(f"weir up ended with {started.returncode}:\n{started.stdout}\n{started.stderr}")
+        """Returns when the stack is ready. Raises RuntimeError with what `weir up` printed if it is not.
+
+        As `weir up --detach` does it, which is a program of its own that imports all for a second and then waits."""
+        paths = self._paths
+        paths.make()
+        rotate(paths.supervisor_log)
+        log = open_for_child(paths.supervisor_log)
+        command = [sys.executable, "-m", "weir.cli.main", "up", "--instance", self.instance, *self._up_flags]
+        try:
+            supervisor = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ, start_new_session=True
+            )
+        finally:
+            os.close(log)
+        threading.Thread(target=supervisor.wait, daemon=True).start()  # or it would be there, dead, as long as this one
+        ends_at_s = time.monotonic() + START_TIMEOUT_S
+        while not self._is_ready(supervisor.pid):
+            if supervisor.returncode is not None or time.monotonic() > ends_at_s:
+                raise RuntimeError(f"weir up: {supervisor.returncode}:\n{paths.supervisor_log.read_text()}")
+            time.sleep(_POLL_S)
+
+    def _is_ready(self, supervisor_pid: int) -> bool:
+        state = try_read_state(self._paths.state_file)
+        return state is not None and state.supervisor.pid == supervisor_pid and state.phase == "ready"
 
     def stop(self) -> None:
         """Ends the stack as `weir down` does. Raises what that tells, and RuntimeError if something of it is left."""

@@ -129,7 +129,7 @@ def test_the_list_of_message_types_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize("message_type", MESSAGE_TYPES)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_message_comes_back_as_it_was(message_type: type[Any], data: st.DataObject) -> None:
     message = data.draw(values_of(message_type))
@@ -137,7 +137,7 @@ def test_every_message_comes_back_as_it_was(message_type: type[Any], data: st.Da
 
 
 @pytest.mark.parametrize("message_type", MESSAGE_TYPES)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(payload=st.binary(max_size=200))
 def test_random_bytes_are_malformed_and_nothing_worse(message_type: type[Any], payload: bytes) -> None:
     """But for a map, should no field of the message have to be in it."""
@@ -150,7 +150,7 @@ def test_random_bytes_are_malformed_and_nothing_worse(message_type: type[Any], p
 
 
 @pytest.mark.parametrize("message_type", MESSAGE_TYPES)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     data=st.data(),
     junk=plain_values | st.text(max_size=8) | st.lists(st.text(max_size=8) | st.binary(max_size=8), max_size=2),

@@ -154,7 +154,7 @@ PROMPTS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(PROMPTS, min_size=2, max_size=10),
     st.sampled_from([7, 8, 10, 14]),

@@ -105,7 +105,7 @@ def check(engine: PressedEngine) -> None:
     assert counters.policy_defects == 0
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(PRESSURES)
 def test_whatever_happens_tokens_are_those_of_the_request_alone_and_nothing_leaks(pressure: Pressure) -> None:
     engine = PressedEngine(pressure)

@@ -74,7 +74,7 @@ def check(request: Request, outcome: Outcome) -> None:
         assert request.cancelled_at is not None
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(SCHEDULES, st.booleans())
 def test_tokens_do_not_depend_on_the_schedule_and_nothing_leaks(schedule: Schedule, async_scheduling: bool) -> None:
     world = World(schedule, async_scheduling=async_scheduling)

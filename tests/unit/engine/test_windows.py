@@ -104,7 +104,7 @@ def check(request: Request, outcome: Outcome, window: int | None) -> None:
         assert (outcome.token_ids, end.reason) == (token_ids, reason)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(schedules(), st.booleans())
 def test_tokens_do_not_depend_on_the_schedule_and_nothing_leaks(schedule: Schedule, async_scheduling: bool) -> None:
     world = BoundedWorld(schedule, async_scheduling=async_scheduling)
@@ -208,7 +208,7 @@ def check_pressed(engine: PressedEngine) -> None:
     assert engine.free_pages == set(range(engine.pressure.num_pages))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(pressures())
 def test_whoever_gives_way_goes_on_with_the_tokens_of_the_request_alone(pressure: Pressure) -> None:
     engine = PressedEngine(pressure)

@@ -213,7 +213,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
 
 TestPrefixMachine = PrefixMachine.TestCase
-TestPrefixMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPrefixMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def cached(table: OwnershipTable, text: Text) -> list[int]:

@@ -51,7 +51,7 @@ def test_equal_pages_after_different_prefixes_have_different_hashes() -> None:
     assert len(set(one)) == 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_whoever_takes_all_changes_in_turn_has_what_the_index_has(data: st.DataObject) -> None:
     changes, index, seen = PrefixChanges(), set[bytes](), set[bytes]()

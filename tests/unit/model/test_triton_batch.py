@@ -189,7 +189,7 @@ def upload() -> StepUpload:
     return StepUpload(1 << 16, torch.device("cpu"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_step_after_step_the_arrays_are_those_of_the_plain_form(data: st.DataObject) -> None:
     engine, batches, step_upload = Engine(data), maker(), upload()

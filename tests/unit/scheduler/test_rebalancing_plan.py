@@ -253,7 +253,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
     return Fleet(workers, running, draw(st.one_of(st.none(), queued)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(fleets())
 def test_nobody_is_overcommitted_and_pinned_ones_stay(made: Fleet) -> None:
     before = {load.worker_id: load for load in made.loads()}
@@ -274,7 +274,7 @@ def test_nobody_is_overcommitted_and_pinned_ones_stay(made: Fleet) -> None:
             assert num_used + sum(one.num_room_pages for one in into) <= num_pages
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(fleets())
 def test_it_comes_to_rest(made: Fleet) -> None:
     """Without arrivals, and while whoever waits goes on waiting. No sequence comes back to where it was in a round."""
@@ -293,7 +293,7 @@ def test_an_even_fleet_stays_as_it_is(names: list[int], num_pages: int) -> None:
     assert fleet(*(names[:1] * len(names)), pages=num_pages).plan() == ()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(fleets())
 def test_balancing_never_makes_the_least_freeness_less(made: Fleet) -> None:
     made.queued = None
