@@ -42,7 +42,7 @@ types: setup-dev # A core for two minutes, which tests leave free while they wai
 PARALLEL := --dist loadfile --no-loadscope-reorder
 WORKERS ?= 4
 STACK_WORKERS ?= 2
-STACKS := tests/attacks tests/chaos tests/e2e tests/golden tests/hosts tests/metrics
+STACKS := tests/hosts tests/golden tests/attacks tests/chaos tests/metrics tests/e2e
 COMPUTING := tests/golden tests/kernels
 SIMULATED := tests/simulation
 APART := not golden and not stack and not long

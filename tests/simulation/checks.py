@@ -11,7 +11,6 @@ from tests.simulation.loop import PROCESS
 from weir.core.errors import Unavailable
 from weir.wire.v1 import admin_pb2
 from weir_scheduler.component import SchedulerComponent
-from weir_transfer.service import TransferService
 
 if TYPE_CHECKING:
     from tests.simulation.roles import Place
@@ -65,11 +64,10 @@ def logged_by(watch: logging.Handler) -> Iterator[None]:
 
 def check_arena(world: "World", place: "Place") -> None:
     """P3: no page has two owners, none is lost, and what the tables say fits. P4: pages hold what they are named by."""
-    service = place.component
-    if place.process is None or service is None:
+    component = place.component
+    if place.process is None or component is None:
         return
-    assert isinstance(service, TransferService)
-    errors = service._core.integrity_errors()
+    errors = place.process.context.copy().run(lambda: component.describe().integrity_errors)
     if errors:
         raise BrokenPromise(f"P3: {place.name}: {'; '.join(errors[:3])}")
     check_books(place)

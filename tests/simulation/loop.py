@@ -63,7 +63,6 @@ class SimLoop(asyncio.BaseEventLoop):
 
     _ready: deque[Any]
     _scheduled: list[Any]
-    """A heap of (when, number, timer): what is compared are numbers, and not timers by code of their own."""
 
     def __init__(self, rng: random.Random, max_events: int) -> None:
         super().__init__()
@@ -74,7 +73,6 @@ class SimLoop(asyncio.BaseEventLoop):
         self.num_events = 0
         self.numbers = itertools.count()
         """Of tasks and futures."""
-        self._timer_numbers = itertools.count()
         self.is_over = False
         self.after_event: Callable[[SimProcess | None], None] | None = None
         self.run_work: Callable[[Callable[[], None]], None] = lambda work: work()
@@ -161,7 +159,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.is_over:
-            heapq.heappush(self._scheduled, (when, next(self._timer_numbers), timer))
+            heapq.heappush(self._scheduled, timer)
             timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
@@ -196,14 +194,14 @@ class SimLoop(asyncio.BaseEventLoop):
     def _take_due_timers(self) -> None:
         """Of the next time at which there is one, if nothing is ready now."""
         ready, scheduled = self._ready, self._scheduled
-        while scheduled and scheduled[0][2]._cancelled:
-            heapq.heappop(scheduled)[2]._scheduled = False
+        while scheduled and scheduled[0]._cancelled:
+            heapq.heappop(scheduled)._scheduled = False
         if not ready:
             if not scheduled:
                 raise Stuck("nothing will ever happen any more")
-            self._now_s = max(self._now_s, scheduled[0][0])
-        while scheduled and scheduled[0][0] <= self._now_s:
-            handle = heapq.heappop(scheduled)[2]
+            self._now_s = max(self._now_s, scheduled[0]._when)
+        while scheduled and scheduled[0]._when <= self._now_s:
+            handle = heapq.heappop(scheduled)
             handle._scheduled = False
             if not handle._cancelled:
                 ready.append(handle)
