@@ -42,10 +42,12 @@ types: setup-dev # A core for two minutes, which tests leave free while they wai
 PARALLEL := --dist loadfile --no-loadscope-reorder
 WORKERS ?= 4
 STACK_WORKERS ?= 2
-STACKS := tests/hosts tests/golden tests/attacks tests/chaos tests/metrics tests/e2e
+STACKS := tests/hosts tests/golden/test_split_golden.py tests/attacks tests/chaos tests/metrics tests/e2e
 COMPUTING := tests/golden tests/kernels
 SIMULATED := tests/simulation
 APART := not golden and not stack and not long
+# Files of which all is long are not even imported.
+ONLY_LONG = $(addprefix --ignore=,$(shell grep -rlE --include='*.py' '^pytestmark = .*mark\.long' tests))
 # Pytest rewrites every test when it first imports it: in one process, as four would do the same at the same time.
 REWRITTEN = $(wildcard tests/unit/*/__pycache__/*-pytest-*.pyc)
 together: setup-dev
@@ -59,7 +61,7 @@ simulated: setup-dev # It runs worlds on two cores itself.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(APART)" $(SIMULATED) $(PYTEST_FLAGS)
 
 stacks: setup-dev
-	$(BIN)/python -m pytest -n $(STACK_WORKERS) $(PARALLEL) -m "stack and not golden and not long" $(STACKS) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n $(STACK_WORKERS) $(PARALLEL) -m "stack and not golden and not long" $(ONLY_LONG) $(STACKS) $(PYTEST_FLAGS)
 
 golden: setup-dev model ## The long exactness runs.
 	$(BIN)/python -m pytest -m golden -s $(PYTEST_FLAGS)

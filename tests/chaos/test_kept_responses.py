@@ -8,7 +8,7 @@ import pytest
 
 from weir.testing.stack import Stack, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(400)]
 
 MODEL = "smollm2-135m"
 
@@ -59,4 +59,4 @@ async def try_to_go_on(client: openai.AsyncOpenAI, response_id: str) -> str | No
         )
     except (openai.InternalServerError, openai.RateLimitError):
         return None
-    return response.output_text
+    return str(response.output_text)

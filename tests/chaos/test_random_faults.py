@@ -6,7 +6,7 @@ import pytest
 from tests.chaos.driver.report import report
 from tests.chaos.run import open_stack, run_chaos
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(420)]
 
 SEED = 11
 DURATION_S = 30.0

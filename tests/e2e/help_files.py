@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from weir.policy.predictors.log_record import LogRecord
-from weir.training.make import train_from_logs
 
 MODEL = "dummy:tiny"
 _NUM_ROWS = 120
@@ -54,6 +53,8 @@ def write_files(folder: Path) -> None:
 
 def write_predictor(folder: Path) -> None:
     """`lengths.npz`, of the request logs."""
+    from weir.training.make import train_from_logs  # noqa: PLC0415 - takes seconds, in each worker of pytest
+
     train_from_logs([folder / "requests.jsonl"], folder / "lengths.npz", MODEL, "ranking", 0)
 
 

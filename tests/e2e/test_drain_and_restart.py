@@ -229,7 +229,7 @@ async def test_a_worker_changes_its_role_under_streams_and_back(stack: Stack, un
     nothing_is_left(stack)
 
 
-@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+@pytest.mark.parametrize("name", [pytest.param("decode-0", marks=pytest.mark.long), "prefill-0"])
 async def test_sigterm_of_a_worker_costs_no_stream_a_token(
     stack: Stack, undisturbed: list[StreamRecord], name: str
 ) -> None:

@@ -169,7 +169,10 @@ _ELSEWHERE = (
     "weir up --chat-template hermes",
     "weir up --gateways 2 --schedulers 2",
     "weir up --detach && weir status",
+    "weir up --limits-file limits.toml --policy ltr",
     "weir restart --rolling prefill-0 decode-0 decode-1",
+    "weir models add fast --model smollm2-135m --precision int8 --arena-bytes 256MiB --alias small",
+    "weir models remove fast --grace-s 60",
 )
 """What they do is done by other tests too."""
 

@@ -157,6 +157,7 @@ def _name(requirement: str) -> str:
 
 
 @pytest.mark.stack
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_an_installed_stack_answers(installed: Installed) -> None:
     grpc_port, http_port = str(free_port()), str(free_port())

@@ -9,7 +9,7 @@ import pytest
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import Stack, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(240)]
 
 NUM_REQUESTS = 200
 ENDED_BY_CLIENT = {grpc.StatusCode.CANCELLED}

@@ -2,19 +2,19 @@
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import grpc
 import pytest
-import torch
-from tests.unit.model.architectures import VARIANTS, save_variant
-from tests.unit.model.gguf_copy import write_gguf
-from tests.unit.model.tiny import TinyLlama, prompt_ids
 
 from weir.client import GenerateOptions, WeirClient
 from weir.core.grammar import Grammar
 from weir.testing.load import StreamRecord, greedy_request, open_stub, stream
 from weir.testing.stack import Stack
+
+if TYPE_CHECKING:
+    from tests.unit.model.tiny import TinyLlama
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -31,14 +31,19 @@ def generate(stack: Stack, ids: list[int], num_tokens: int) -> StreamRecord:
     return asyncio.run(run())
 
 
-def greedy_ids(tiny: TinyLlama, ids: list[int], num_tokens: int) -> list[int]:
+def greedy_ids(tiny: "TinyLlama", ids: list[int], num_tokens: int) -> list[int]:
     """By transformers, without a cache."""
     for _ in range(num_tokens):
-        ids = [*ids, int(torch.argmax(tiny.logits(ids)[-1]))]
+        ids = [*ids, int(tiny.logits(ids)[-1].argmax())]
     return ids[-num_tokens:]
 
 
 def test_a_model_named_by_its_path_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
+    # PyTorch and transformers take seconds to import, in each worker of pytest
+    from tests.unit.model.architectures import VARIANTS, save_variant  # noqa: PLC0415
+    from tests.unit.model.gguf_copy import write_gguf  # noqa: PLC0415
+    from tests.unit.model.tiny import prompt_ids  # noqa: PLC0415
+
     variant = next(variant for variant in VARIANTS if variant.name == "qwen3")
     tiny = save_variant(tmp_path / "hf", variant)
     path = tmp_path / "tiny-qwen3.gguf"

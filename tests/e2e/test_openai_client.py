@@ -106,7 +106,7 @@ async def test_256_requests_over_64_streams_give_the_text_of_unstreamed_requests
                 answer = await client.completions.create(
                     model="smollm2-135m", prompt=prompt, max_tokens=6, temperature=0, seed=1
                 )
-                return answer.choices[0].text
+                return str(answer.choices[0].text)
 
         async def streamed(prompt: list[int]) -> str:
             async with gate:

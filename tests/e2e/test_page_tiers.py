@@ -63,7 +63,8 @@ async def test_another_stack_goes_on_from_pages_in_valkey_whose_bits_are_those_o
             assert stack.integrity_errors() == []
 
 
-@pytest.mark.parametrize("fault", [pytest.param("killed", marks=pytest.mark.long), "planted"])
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["killed", "planted"])
 async def test_a_server_that_fails_a_stack_costs_it_what_it_must_compute(tmp_path: Path, fault: str) -> None:
     prompts = [prompt(seed, length) for seed, length in enumerate(LENGTHS, start=1)]
     with running(tmp_path) as server:

@@ -131,7 +131,7 @@ def test_a_message_goes_on_with_the_assistants_turn(claude: anthropic.Anthropic,
     message = claude.messages.create(model=MODEL, max_tokens=8, messages=begun, extra_body=GREEDY)
     chat = client.chat.completions.create(
         model=MODEL,
-        messages=begun,  # type: ignore[arg-type]  # they are the same in both APIs
+        messages=begun,
         max_tokens=8,
         temperature=0,
         extra_body={"continue_final_message": True, "add_generation_prompt": False},

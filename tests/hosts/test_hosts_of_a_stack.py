@@ -94,6 +94,7 @@ def test_hosts_join_are_lost_and_join_again_and_answers_are_those_of_one_host(ho
     assert hosts.figures(hosts.b)["decode-0"]["decode_steps_total"] > 0
 
 
+@pytest.mark.long
 def test_a_prefix_that_one_host_has_comes_to_the_other(both: TwoHosts) -> None:
     """Both hosts serve prompts that begin alike, and only one of them computes that beginning."""
     both.ask("computed", [_LONG], max_tokens=1)

@@ -8,7 +8,13 @@ from benchmarks.sim.runner import experiment_names, load_experiment, run_experim
 from benchmarks.traces import TracesMissing, traces_folder
 
 
-@pytest.mark.parametrize("name", experiment_names())
+_LONG = ("ltr-states", "ltr-turns")
+"""They take longest of those that try the same orders as another one."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in _LONG else ()) for name in experiment_names()]
+)
 def test_a_small_run_shows_what_is_claimed(name: str) -> None:
     experiment = load_experiment(name)
     if traces := experiment.traces_of(Size.SMALL):

@@ -84,7 +84,7 @@ def _check_crossings(every: int) -> None:
 def test_either_side_can_die_while_pages_cross() -> None:
     """In a small world a prefix, and then a running sequence, crosses from one host to another: no request fails for
     the death of either transfer service, and no page is left."""
-    _check_crossings(every=10)
+    _check_crossings(every=20)
 
 
 @pytest.mark.long

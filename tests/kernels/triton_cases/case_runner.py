@@ -157,6 +157,7 @@ def weights() -> Weights:
     return random_weights(CONFIG)
 
 
+@pytest.mark.long
 def test_a_model_of_two_layers_samples_the_greedy_ids_of_the_cpu_path(weights: Weights) -> None:
     check_same_ids(triton_runner(weights), GreedyOnCpu(weights), [GREEDY] * 3)
 

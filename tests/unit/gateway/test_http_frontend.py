@@ -56,7 +56,7 @@ async def test_a_completion_of_token_ids_with_every_parameter(world: World, clie
         seed=11,
         presence_penalty=0.5,
         frequency_penalty=-0.25,
-        logit_bias={"9": -100, "4": 2.5},  # type: ignore[dict-item]  # numbers of any kind are served
+        logit_bias={"9": -100, "4": 2.5},  # numbers of any kind are served
         extra_body=extra | {"repetition_penalty": 1.5, "min_tokens": 2},
     )
     [start] = world.prefill.named("start")

@@ -88,7 +88,10 @@ async def test_a_streamed_chat_has_every_token_once(client: openai.AsyncOpenAI) 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_completion_has_lists_by_token(client: openai.AsyncOpenAI, is_stream: bool) -> None:
-    tokens, numbers, offsets, tops = [], [], [], []
+    tokens: list[str] = []
+    numbers: list[float] = []
+    offsets: list[int] = []
+    tops: list[dict[str, float]] = []
     if is_stream:
         chunks = [
             chunk async for chunk in await client.completions.create(model="bytes", prompt="x", logprobs=1, stream=True)

@@ -52,7 +52,7 @@ def prompts(world: World) -> list[str]:
 
 
 async def events_of(client: openai.AsyncOpenAI, **fields: object) -> list[ResponseStreamEvent]:
-    stream = await client.responses.create(model="bytes", input="x", stream=True, **fields)  # type: ignore[call-overload]
+    stream = await client.responses.create(model="bytes", input="x", stream=True, **fields)
     return [event async for event in stream]
 
 

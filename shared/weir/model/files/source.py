@@ -1,6 +1,7 @@
 """From what a user calls a model to the files on disk."""
 
 import enum
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class ModelSource:
 
     def state(self) -> tuple[int, ...]:
         """Of the files that configuration and tokenizer are read from: another one as soon as one of them is another.
-        Who keeps what it has read from them keeps it by this."""
+        Who keeps what was read from them keeps it by this. A file that is not there is none of them."""
         match self.kind:
             case ModelKind.GGUF:
                 paths = [self.path]
@@ -49,8 +50,12 @@ class ModelSource:
                 paths = sorted(self.path.glob("*.json"))
             case ModelKind.DUMMY:
                 paths = []
-        found = [path.stat() for path in paths if path.exists()]
-        return tuple(number for one in found for number in (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns))
+        state: list[int] = []
+        for path in paths:
+            with suppress(OSError):  # which whoever reads it meets, too, and names
+                found = path.stat()
+                state += (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        return tuple(state)
 
 
 def resolve_model(name_or_path: str, cache_dir: Path | None = None) -> ModelSource:
