@@ -58,10 +58,10 @@ def run(order: Order, new_plain: Callable[[], PlainQueue], choose: random.Random
     now_s, num_picks = 100.0, 0
     running: list[Waiting] = []
     here: dict[str, Waiting] = {}
-    share_of_adds = 0.9
+    share_of_adds = 0.85
     for step in range(NUM_STEPS):
         if step % 100 == 0:
-            share_of_adds = choose.choice([0.9, 0.5, 0.2])
+            share_of_adds = choose.choice([0.85, 0.5, 0.2])  # some are picked at any of them
         now_s += choose.choice([0.0, 0.01, 0.2])
         queue, plain = choose.choice(pairs)
         action = choose.random()

@@ -37,7 +37,7 @@ async def test_messages_that_never_come_keep_no_other_tenant_waiting() -> None:
             began_s = asyncio.get_running_loop().time()
             assert await port.call(b"hello", metadata=B) == b"hello"
             took_s.append(asyncio.get_running_loop().time() - began_s)
-        assert max(took_s) < 0.2, "a short wait for room, and no time-out of what a has sent"
+        assert max(took_s) < MANY.read_timeout_s / 4, "a short wait for room, and no time-out of what a has sent"
         await until(lambda: sum(call.done() for call in calls) == 56)
         errors = [call.exception() for call in calls if call.done()]
         assert {type(error) for error in errors} == {QuotaExceeded}
