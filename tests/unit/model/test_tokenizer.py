@@ -19,6 +19,7 @@ from weir.core.errors import InvalidRequest
 from weir.model.errors import ModelError
 from weir.model.files.catalog import SMOLLM2_135M
 from weir.model.files.source import ModelKind, ModelSource, resolve_model
+from weir.model.tokens.decoders import ByteLevelDecoder, byte_of_character
 from weir.model.tokens.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [
@@ -312,3 +313,11 @@ def test_special_tokens_that_are_asked_for_are_in_the_text() -> None:
     token_ids = tokenizer.encode("<|im_start|>Hi<|im_end|>", add_bos=False)
     assert tokenizer.detokenizer().push(token_ids) == "Hi"
     assert tokenizer.detokenizer(shown=frozenset(token_ids[:1])).push(token_ids) == "<|im_start|>Hi"
+
+
+@given(token=st.text(st.one_of(st.characters(max_codepoint=0x150), st.sampled_from(sorted(byte_of_character())))))
+def test_a_byte_level_token_is_its_characters_bytes_and_where_one_has_none_its_text(token: str) -> None:
+    byte_of = byte_of_character()
+    is_of_bytes = all(character in byte_of for character in token)
+    expected = bytes(byte_of[character] for character in token) if is_of_bytes else token.encode()
+    assert ByteLevelDecoder().bytes_of(token) == expected
