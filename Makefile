@@ -32,7 +32,7 @@ lint: setup-dev
 	$(BIN)/buf lint proto
 	$(BIN)/buf breaking proto --against proto/baseline.binpb
 
-types: setup-dev # A core for two minutes, which tests leave free while they wait.
+types: setup-dev # A core for a minute and a half, which tests leave free while they wait.
 	nice $(BIN)/mypy
 
 # On two cores stacks run two at a time, and all else four: many of these tests wait. What only computes wants a core a
