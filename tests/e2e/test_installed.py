@@ -164,9 +164,8 @@ def test_an_installed_stack_answers(installed: Installed) -> None:
     name = f"i{grpc_port}"
     ports = ("--grpc-port", grpc_port, "--http-port", http_port)
     try:
-        # one worker, in fp32: kernels are compiled for this copy of their sources alone, in int8 all of them
-        flags = ("--prefill", "0", "--precision", "fp32", *ports)
-        up = installed.run("weir", "up", "--detach", "--instance", name, *flags, timeout_s=200.0)
+        # fp32: the kernels of int8 would be compiled for this copy of their sources alone
+        up = installed.run("weir", "up", "--detach", "--instance", name, *ports, "--precision", "fp32", timeout_s=200.0)
         assert up.returncode == 0, up.stderr
         asked = ("--address", f"127.0.0.1:{grpc_port}", "--temperature", "0", "--max-tokens", "24")
         answer = installed.run("weir", "generate", *asked, "The capital of France is")

@@ -105,7 +105,7 @@ class Stack:
     def start(self) -> None:
         """Returns when the stack is ready. Raises RuntimeError with what `weir up` printed if it is not.
 
-        As `weir up --detach` does it, which is a program of its own that imports all for a second and then waits."""
+        `weir up --detach` would do the same by a second program, which imports all for half a second and then waits."""
         paths = self._paths
         paths.make()
         rotate(paths.supervisor_log)
