@@ -35,15 +35,17 @@ lint: setup-dev
 types: setup-dev # A core for a minute and a half, which tests leave free while they wait.
 	nice $(BIN)/mypy
 
-# On two cores stacks run two at a time, and all else four: many of these tests wait. What only computes wants a core a
-# worker, so it runs beside nothing: some of it has time limits, which it missed when it had only what stacks left.
+# On two cores stacks run two at a time, and all else five: many of these tests wait. What only computes and has limits
+# of time wants a core a worker, so it runs beside nothing; Triton's interpreter and compiler have none to speak of, and
+# come first, for what others leave while they wait.
 # Each worker of pytest imports every test of what it is given, so stacks are looked for only where there are some
 # (tests/guard knows where).
 PARALLEL := --dist loadfile --no-loadscope-reorder
-WORKERS ?= 4
+WORKERS ?= 5
 STACK_WORKERS ?= 2
 STACKS := tests/hosts tests/golden/test_split_golden.py tests/attacks tests/chaos tests/metrics tests/e2e
-COMPUTING := tests/golden tests/kernels
+TRITON := tests/kernels/test_triton_interpreter.py tests/kernels/test_triton_compile.py
+COMPUTING := tests/golden $(filter-out $(TRITON),$(wildcard tests/kernels/test_*.py))
 SIMULATED := tests/simulation
 APART := not golden and not stack and not long
 # Files of which all is long are not even imported.
@@ -52,7 +54,7 @@ ONLY_LONG = $(addprefix --ignore=,$(shell grep -rlE --include='*.py' '^pytestmar
 REWRITTEN = $(wildcard tests/unit/*/__pycache__/*-pytest-*.pyc)
 together: setup-dev
 	$(if $(REWRITTEN),,-$(BIN)/python -m pytest -q --collect-only tests > /dev/null)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) -m "$(APART)" $(addprefix --ignore=,$(COMPUTING) $(SIMULATED)) $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) -m "$(APART)" $(addprefix --ignore=,$(COMPUTING) $(SIMULATED)) $(TRITON) tests $(PYTEST_FLAGS)
 
 computing: setup-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PARALLEL) -m "$(APART)" $(COMPUTING) $(PYTEST_FLAGS)
@@ -106,6 +108,11 @@ sbom: setup ## What is installed in .venv, as CycloneDX, in SBOM.
 
 gpu: ## Tests and figures of the GPU path by the python3 on the PATH; six files go to $OUT (./out). PART=step: one part.
 	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu --part "$(PART)"
+
+.PHONY: compiled
+compiled: setup-dev ## Weir with a compiled scheduling core in build/compiled; PYTHONPATH=build/compiled uses it. Needs a C compiler.
+	rm -rf build/compiled # its library has another name each time
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/pip install -q --no-deps --no-build-isolation --target build/compiled .
 
 OLDEST_TRITON := 3.6.0
 triton-oldest: setup-dev ## The oldest Triton that Weir takes, beside the installed one, for tests/kernels (190 MB).

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from weir.core.errors import Overloaded, QuotaExceeded, Unavailable, WeirError
+from weir.core.errors import Overloaded, QuotaExceeded, WeirError
 from weir.core.shares import SHARE_BOUND, Holder
 from weir.core.turns import TurnQueue
-from weir_gateway.requests.request_end import RETRY_AFTER_S
+from weir_gateway.requests.request_end import RETRY_AFTER_S, shutting_down
 from weir_gateway.work_shares import WorkShares
 
-_REFUSED_S = 0.25
-"""Of work: what a long text that is refused counts beside what it took. Nobody has any use for it."""
+_REFUSED_S = 1.0
+"""Of work: what a long text that is refused counts beside what it took. Nobody has any use for it, and on busy cores it
+is in the way of what others use: so it comes seldom, one in four seconds by the default share of a tenant."""
 
 _ResultT = TypeVar("_ResultT")
 
@@ -57,7 +58,7 @@ class TenantThreads:
         if is_short:
             return work()
         if self._is_closed:
-            raise _closed()
+            raise shutting_down()
         job = _Job(caller, work, asyncio.get_running_loop().create_future())
         self._waiting.add(caller.tenant, job)
         self._start_next()
@@ -108,7 +109,7 @@ class TenantThreads:
         while (head := next(self._waiting.heads(), None)) is not None:
             waiting = self._waiting.pop(head[0]).done
             if not waiting.done():
-                waiting.set_exception(_closed())
+                waiting.set_exception(shutting_down())
         self._look_again_in(0.0)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -169,7 +170,3 @@ def _timed(work: Callable[[], _ResultT], took_s: list[float]) -> _ResultT:
         return work()
     finally:
         took_s.append(time.thread_time() - began_s)
-
-
-def _closed() -> Unavailable:
-    return Unavailable("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)

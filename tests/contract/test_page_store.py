@@ -262,6 +262,8 @@ class SharedStores(RuleBasedStateMachine):
         if not stored:
             return
         page_hash = sorted(stored)[number % len(stored)]
+        if page_hash in self.damaged:  # the same bit twice would mend it
+            return
         raw = stored[page_hash]
         if how == "gone" or len(raw) < LAYOUT.stored_bytes:
             self.place.remove(page_hash)

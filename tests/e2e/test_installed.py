@@ -12,13 +12,13 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from tests.e2e.wheels import ROOT, build_wheel
 
 from weir.core.addresses import free_port
 from weir.model.files.catalog import model_cache_dir
 
 pytest.importorskip("hatchling", reason="builds the wheel; `make setup-dev` installs it")
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = {"weir", "weir_decode", "weir_gateway", "weir_prefill", "weir_scheduler", "weir_transfer"}
 SUFFIXES = {".css", ".html", ".jinja", ".js", ".py", ".pyi", ".svg", ".typed", ".yaml"}
 _IMPORT_ALL = f"""
@@ -59,17 +59,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    built = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
-    [path] = folder.glob("*.whl")
-    return path
+    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")

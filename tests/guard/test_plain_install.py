@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.guard.sources import imports_of, is_within, modules
 
 from weir.runtime.extras import DISTRIBUTION, PACKAGES
 
@@ -160,3 +161,16 @@ def test_each_extra_of_the_distribution_is_what_its_name_asks_for() -> None:
     asked = {extra: {_DISTRIBUTIONS.get(name, name) for name in packages} for extra, packages in PACKAGES.items()}
     asked["worker"] |= {"triton", "nvidia-ml-py"}  # asked for by device, not by extra
     assert names == asked
+
+
+def test_where_the_scheduling_core_is_compiled_is_what_its_annotations_are_of() -> None:
+    """No package of the environment that a wheel is built in comes from anywhere else."""
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
+    there = {re.split("[<>=]", name)[0] for name in hook["custom"]["dependencies"]}
+    imported = {
+        one.module.partition(".")[0]
+        for module in modules()
+        if is_within(module, ("weir.scheduling",))
+        for one in imports_of(module)
+    }
+    assert imported - sys.stdlib_module_names - {"weir"} <= there

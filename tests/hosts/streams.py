@@ -24,11 +24,11 @@ async def ask(client, is_over, prompt, options, most):
     async for chunk in client.generate(prompt, GenerateOptions(ignore_eos=True, **options)):
         assert chunk.first_index == len(ids), "a token is missing, or came twice"
         times.append(time.monotonic())
+        if chunk.token_ids and not ids:
+            print("begun", file=sys.stderr, flush=True)
         ids += chunk.token_ids
         texts.append(chunk.text)
         logprobs += [[one.token_id, round(one.logprob, 4)] for one in chunk.logprobs]
-        if len(ids) == 1:
-            print("begun", file=sys.stderr, flush=True)
         if len(ids) >= most or is_over.is_set():
             break
     return [times, ids, "".join(texts), logprobs]
@@ -36,7 +36,7 @@ async def ask(client, is_over, prompt, options, most):
 async def main(asked):
     loop, is_over = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(0, read_told, loop, is_over)
-    async with AsyncWeirClient("{ADDRESS}") as client:
+    async with AsyncWeirClient("{ADDRESS}") as client, asyncio.timeout({TIMEOUT_S}):
         print(json.dumps(await asyncio.gather(*(ask(client, is_over, *one) for one in asked))))
 
 asyncio.run(main(json.loads(sys.argv[1])))

@@ -29,7 +29,7 @@ from weir_gateway.driving.request_span import RequestSpan
 from weir_gateway.driving.scheduler_port import SchedulerPort, refusal_error
 from weir_gateway.requests.migration import Moved
 from weir_gateway.requests.quota_book import QuotaBook
-from weir_gateway.requests.request_end import RETRY_AFTER_S
+from weir_gateway.requests.request_end import RETRY_AFTER_S, shutting_down
 from weir_gateway.requests.request_state import RequestState
 from weir_gateway.workers.connection import WorkerConnection, WorkerEndpoint
 from weir_gateway.workers.connections import WorkerConnections
@@ -144,7 +144,7 @@ class Driver:
         """Ends what still runs."""
         self._is_draining = True
         for state in tuple(self._states.values()):
-            state.fail(Unavailable("the gateway is shutting down", retry_after_s=RETRY_AFTER_S))
+            state.fail(shutting_down())
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=wait_s)

@@ -57,6 +57,7 @@ from weir_gateway.metrics.metrics_page import MetricsPage
 from weir_gateway.requests.client_request import ClientRequest
 from weir_gateway.requests.output import OutputDelta
 from weir_gateway.requests.quota_book import QuotaBook
+from weir_gateway.requests.request_end import shutting_down
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +160,8 @@ class HttpFrontend:
                 await self._pace_refusal(request)
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
+            except asyncio.CancelledError:  # by the server alone, at its end, after it has waited for a while
+                response = error_form_of(request.url.path).of_error(shutting_down(), correlation_id)
             except Exception as error:  # noqa: BLE001 - the boundary of one HTTP request: logged, counted, answered
                 what = f"{request.method} {request.url.path[:_MAX_SHOWN_CHARS]}"
                 internal = self._internal_error(what, error, {"correlation_id": correlation_id})

@@ -24,6 +24,10 @@ class RequestEnd:
     finish_reason: FinishReason | None = None
 
 
+def shutting_down() -> Unavailable:
+    return Unavailable("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+
+
 def given_up_by(worker_id: str, error: worker_pb2.WorkerError) -> WeirError:
     """InternalError for a defect; after all else other workers may go on."""
     message = f"worker {worker_id} gave the request up: {error.message or 'no reason given'}"

@@ -146,8 +146,8 @@ def sweep_decode(lengths: list[int]) -> list[tuple[float, DecodeTiles]]:
     """
     timer = CudaTimer()
     found = []
-    for block, split, warps, stages in itertools.product((32, 64, 128), (256, 512, 1024), (4, 8), (3, 5, 7)):
-        tiles = DecodeTiles(split, block, warps, stages)
+    for block, warps, stages, programs in itertools.product((32, 64), (1, 2, 4), (3, 5, 7), (3, 6, 8)):
+        tiles = DecodeTiles(256, block, warps, stages, programs)
         case = full_width.decode_case(full_width.LLAMA_8B, lengths, torch.device("cuda"), tiles=tiles)
         try:
             found.append((timer.time(case.run).median_us, tiles))

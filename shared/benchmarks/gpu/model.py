@@ -60,7 +60,7 @@ class CudaKind:
             length = min(_WARM_UP_TOKENS, self.limits.max_rows)
             prefill_and_decode(runner, (0,) * length, 2)
             if self.uses_graphs:
-                runner.capture_decodes()
+                runner.capture_graphs()
 
         return runner, warm_up
 

@@ -1,5 +1,6 @@
 """What `make gpu` runs, in which order and for how long: the most telling first."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from benchmarks.gpu.session import Command, Part
 
 CASES = "tests/kernels/triton_cases"
 PYTEST = ("-m", "pytest", "-c", "tests/kernels/gpu.ini", "--rootdir", ".", "-q", "-p", "benchmarks.gpu.pytest_cases")
-_FILES_AT_A_TIME = 4
+_MOST_FILES_AT_A_TIME = 8
 
 
 def parts_of(root: Path) -> tuple[Part, ...]:
@@ -20,12 +21,17 @@ def parts_of(root: Path) -> tuple[Part, ...]:
         _of_one_module("smoke", "benchmarks.gpu.smoke", max_s=40.0),
         _of_one_module("step-1B", "benchmarks.gpu.step", "--model-shape", "llama-3.2-1b", max_s=45.0),
         _of_one_module("step-8B", "benchmarks.gpu.step", "--model-shape", "llama-3.1-8b", max_s=100.0),
-        Part("tests", tests, max_s=120.0, num_at_a_time=_FILES_AT_A_TIME, are_tests=True),
+        Part("tests", tests, max_s=120.0, num_at_a_time=_files_at_a_time(), are_tests=True),
         _of_one_module("pair", "benchmarks.gpu.cuda_pair", max_s=80.0),
         _of_one_module("kernels", "benchmarks.gpu.kernel_times", max_s=90.0),
         _of_one_module("sanitizer", "benchmarks.gpu.sanitizer", max_s=45.0),
         _of_one_module("stack", "benchmarks.gpu.whole_stack", max_s=90.0),
     )
+
+
+def _files_at_a_time() -> int:
+    """Of tests: their processes compile for most of their time."""
+    return max(2, min(_MOST_FILES_AT_A_TIME, (os.cpu_count() or 1) // 2))
 
 
 def _of_one_module(name: str, module: str, *arguments: str, max_s: float) -> Part:

@@ -1,7 +1,7 @@
 """Steps of a dummy model on a GPU beside the time that its bytes take: `python -m benchmarks.gpu.step`.
 
-Decodes as graphs first, then prompts, the products alone, where the time of one replay goes, and decodes launched one
-kernel at a time last.
+By graphs first, then where the time of one replay goes, the products alone, and steps launched one kernel at a time
+last.
 """
 
 import argparse
@@ -33,7 +33,9 @@ _MOST_PAGES = 12_000
 _RESERVED_BYTES = 6 << 30  # buffers, graphs, workspaces, what measures the ceilings
 _CONTEXT = 1024
 _DECODE_ROWS = (1, 32, 128, 8)
-_PREFILL_TOKENS = (2048, 512)
+_PREFILL_TOKENS = (2048, 512, 128)
+_MIXED = ((32, 256), (8, 64))
+"""Decodes, and tokens of one prompt beside them."""
 _PROFILED_ROWS = (32, 1)
 _REPEATS = 20
 _WARM_UPS = 3
@@ -69,6 +71,19 @@ def prefill_work(config: ModelConfig, num_tokens: int) -> StepWork:
     return StepWork(StepPlan(0, (chunk,)), num_tokens, _matrix_bytes(config), num_flops)
 
 
+def mixed_work(config: ModelConfig, num_decodes: int, num_tokens: int, num_pages: int) -> StepWork:
+    """Decodes as `decode_work` has them, and a chunk of a prompt from which nothing is sampled."""
+    decodes = decode_work(config, num_decodes, num_pages)
+    table = tuple(range(num_pages - num_pages_for(num_tokens), num_pages))
+    chunk = ChunkPlan(num_decodes, 0, (1,) * num_tokens, table, None)
+    return StepWork(
+        StepPlan(0, (*decodes.plan.chunks, chunk)),
+        num_decodes + num_tokens,
+        decodes.num_bytes,
+        decodes.num_flops + prefill_work(config, num_tokens).num_flops,
+    )
+
+
 def time_step(runner: ModelRunner, work: StepWork, ceilings: Ceilings) -> Iterator[Record]:
     """`times_floor`: of what its bytes or operations take at the speeds that were measured in this run."""
     times_s = []
@@ -78,7 +93,6 @@ def time_step(runner: ModelRunner, work: StepWork, ceilings: Ceilings) -> Iterat
         if number >= _WARM_UPS:
             times_s.append(time.perf_counter() - started_s)
     median_s = statistics.median(times_s)
-    # the copy of `ceilings` reads and writes; these bytes are only read, at the same speed in all
     floor_ms = ceilings.floor_us(work.num_bytes, work.num_flops) / 1000
     yield {
         "median_ms": 1000 * median_s,
@@ -210,8 +224,7 @@ class _Steps:
             self._loop.run(f"{self._shape} with graphs", partial(_ready, model))
             for num_rows in _DECODE_ROWS:
                 self._loop.run(f"decode {num_rows}, graph", partial(self._decode, model, num_rows))
-            for num_tokens in _PREFILL_TOKENS:
-                self._loop.run(f"prefill {num_tokens}", partial(self._prefill, model, num_tokens))
+            self._prompts(model, "graph")
             for num_rows in _PROFILED_ROWS:
                 self._loop.run(f"profile of decode {num_rows}, graph", partial(self._profile, model, num_rows))
 
@@ -219,6 +232,15 @@ class _Steps:
         with closing(_Model(CudaKind(self._shape, _LIMITS, uses_graphs=False))) as model:
             for num_rows in _DECODE_ROWS:
                 self._loop.run(f"decode {num_rows}, launches", partial(self._decode, model, num_rows))
+            self._prompts(model, "launches")
+
+    def _prompts(self, model: _Model, way: str) -> None:
+        """A graph is there for up to 512 rows."""
+        for num_tokens in _PREFILL_TOKENS:
+            self._loop.run(f"prefill {num_tokens}, {way}", partial(self._prefill, model, num_tokens))
+        for num_decodes, num_tokens in _MIXED:
+            name = f"decode {num_decodes} and prefill {num_tokens}, {way}"
+            self._loop.run(name, partial(self._mixed, model, num_decodes, num_tokens))
 
     def products(self) -> None:
         timer, device = CudaTimer(), torch.device("cuda")
@@ -235,6 +257,11 @@ class _Steps:
 
     def _prefill(self, model: _Model, num_tokens: int) -> Iterator[Record]:
         return time_step(model.get().runner, prefill_work(self._config, num_tokens), self._ceilings)
+
+    def _mixed(self, model: _Model, num_decodes: int, num_tokens: int) -> Iterator[Record]:
+        made = model.get()
+        work = mixed_work(self._config, num_decodes, num_tokens, made.num_pages)
+        return time_step(made.runner, work, self._ceilings)
 
     def _profile(self, model: _Model, num_rows: int) -> Iterator[Record]:
         made = model.get()

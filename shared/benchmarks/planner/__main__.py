@@ -35,7 +35,7 @@ def planner(
     """Replays loads in simulation under the planner, simple rules, fixed numbers and an oracle; medians over seeds.
 
     Traces are looked for in the folder `traces` of WEIR_TEST_DATA. An arm's name has ; for its comma here. A seed of a
-    load takes five to ten minutes of a core.
+    load takes one to ten minutes of a core.
 
     \b
     python -m benchmarks.planner --out planner.json

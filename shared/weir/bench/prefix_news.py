@@ -13,6 +13,9 @@ _MAX_BEGINNING_PAGES = 64
 _ARENA_PAGES = 8000
 """Of each arena, that are cached; all are from the start on."""
 _FETCHED_BYTES = 8 << 20
+_SPREAD = 0x9E3779B97F4A7C15
+"""Odd, so that no two numbers come to the same hash; 2**64 over the golden ratio, so that neighbours lie far apart."""
+_MAX_HASH = 2**64 - 1
 
 
 class Beginnings:
@@ -30,8 +33,10 @@ class Beginnings:
         return known + self._new(num_pages - len(known))
 
     def _new(self, num_pages: int) -> "array[int]":
+        """Hashes are spread as those of pages are: consecutive ones would lie side by side in the scheduler's dicts."""
         self._num_made += num_pages
-        return array("Q", range(self._num_made - num_pages + 1, self._num_made + 1))
+        numbers = range(self._num_made - num_pages + 1, self._num_made + 1)
+        return array("Q", [number * _SPREAD & _MAX_HASH for number in numbers])
 
 
 class ArenaNews:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 R = TypeVar("R")
+_WIDEST = 1000
 
 
 def run_and_print(
@@ -33,5 +34,13 @@ def run_and_print(
             if isinstance(table, str):
                 print(table)
             else:
-                Console().print(table)
+                _print_whole(table)
     return 0
+
+
+def _print_whole(table: Table) -> None:
+    """On lines longer than the terminal, if need be: a figure that is cut is none."""
+    console = Console()
+    least = console.measure(table, options=console.options.update(max_width=_WIDEST)).minimum
+    console.width = max(console.width, least)
+    console.print(table)

@@ -12,6 +12,7 @@ after each decision: the same work each time, as much as a decision in the media
 import gc
 import random
 import statistics
+import sys
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -282,7 +283,11 @@ def main(config: SchedulerBenchConfig, *, as_json: bool) -> int:
     return run_and_print(
         "weir bench scheduler",
         lambda: measure_all(config),
-        as_dict=lambda costs: {"config": asdict(config), "costs": [asdict(cost) for cost in costs]},
+        as_dict=lambda costs: {
+            "config": asdict(config),
+            "core": _core_kind(),
+            "costs": [asdict(cost) for cost in costs],
+        },
         tables=lambda costs: [_table(costs)],
         json_output=as_json,
     )
@@ -299,7 +304,7 @@ def measure_all(config: SchedulerBenchConfig) -> list[DecisionCost]:
 
 
 def _table(costs: Sequence[DecisionCost]) -> Table:
-    table = Table(title="One arrival, one finish, one pick and its prefill: microseconds")
+    table = Table(title=f"One arrival, one finish, one pick and its prefill: microseconds, core {_core_kind()}")
     times = ("median", "p99", "p99.9", "max", "loop p99")
     for name in ("policy", "pairs", "queued", *times, "picks p99", "a pick", "its p99", "news", "of a core"):
         table.add_column(name, justify="left" if name == "policy" else "right")
@@ -310,6 +315,11 @@ def _table(costs: Sequence[DecisionCost]) -> Table:
         shown = [f"{time_us:.0f}" for time_us in times_us]
         table.add_row(cost.policy, str(cost.num_pairs), f"{cost.num_queued:,}", *shown, *picks, *news)
     return table
+
+
+def _core_kind() -> str:
+    """Compiled, if Weir was installed so."""
+    return "interpreted" if str(sys.modules[SchedulerCore.__module__].__file__).endswith(".py") else "compiled"
 
 
 def _record(number: int, role: str) -> WorkerRecord:

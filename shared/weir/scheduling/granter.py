@@ -8,6 +8,7 @@ from weir.scheduling.commands import WORKER_RETRY_MS, Refusal
 from weir.scheduling.lane_queue import LaneQueue
 from weir.scheduling.limits import CoreLimits
 from weir.scheduling.placer import Placer
+from weir.scheduling.pools import Pool
 from weir.scheduling.request import PlacementPlan, ScheduledRequest
 from weir.scheduling.request_table import RequestTable
 from weir.scheduling.workers import Workers
@@ -84,8 +85,8 @@ class Granter:
             request = self._requests.lanes.try_next(model, queue, now_s)
             if request is None:
                 continue
-            has_slot = self._placer.has_slot(request)
-            decision = self._try_start(queue, request, situation, now_s, has_slot=has_slot)
+            pool = self._placer.pools.pool(model, queue.limits.worker_group)
+            decision = self._try_start(queue, request, pool, situation, now_s)
             if decision is not None:
                 return decision
             blocked_groups.add(group)
@@ -105,12 +106,12 @@ class Granter:
             request = heads[queue.name] = self._requests.lanes.try_next(model, queue, now_s)
             if request is None:
                 continue
-            has_slot = self._placer.has_slot(request)
-            lacks_slot = not has_slot and self._is_schedulable(queue, request)
-            if not lacks_slot and not self._is_owed(model, queue, request):
+            pool = self._placer.pools.pool(model, queue.limits.worker_group)
+            lacks_slot = not pool.has_slot(request.priority) and self._is_schedulable(queue, request)
+            if not lacks_slot and not self._is_owed(model, queue, request, pool):
                 continue
             tried.add(queue.name)
-            decision = None if lacks_slot else self._try_start(queue, request, situation, now_s, has_slot=has_slot)
+            decision = None if lacks_slot else self._try_start(queue, request, pool, situation, now_s)
             if decision is not None:
                 return decision
             first_blocked.setdefault(self._group(model, queue), place)
@@ -124,27 +125,27 @@ class Granter:
             request = heads[name] if name in heads else self._requests.lanes.try_next(model, queue, now_s)
             if request is None:
                 continue
-            has_slot = self._placer.has_slot(request)
-            decision = self._try_start(queue, request, situation, now_s, has_slot=has_slot)
+            pool = self._placer.pools.pool(model, queue.limits.worker_group)
+            decision = self._try_start(queue, request, pool, situation, now_s)
             if decision is not None:
                 return decision
             first_blocked[group] = place
         return None
 
     def _try_start(
-        self, queue: LaneQueue, request: ScheduledRequest, situation: _Situation, now_s: float, *, has_slot: bool
+        self, queue: LaneQueue, request: ScheduledRequest, pool: Pool, situation: _Situation, now_s: float
     ) -> Decision | None:
-        key = (request.submit.model, queue.name)
+        key, has_slot = (request.submit.model, queue.name), pool.has_slot(request.priority)
         if has_slot:
             if self._blocked.get(key) == (request.request_id, situation):
                 self._is_for_slots = False
                 return None
-            plan = self._placer.try_place(request, now_s)
+            plan = self._placer.try_place(request, pool, now_s)
             if plan is not None:
                 self._blocked.pop(key, None)
                 return request, plan
         if not self._is_schedulable(queue, request):
-            refusal = self._try_give_up(request, queue.limits.worker_group, now_s)
+            refusal = self._try_give_up(request, pool, now_s)
             if refusal is not None:
                 return request, refusal
             self._schedulable[key] = request.request_id, self._workers.num_changes
@@ -158,10 +159,8 @@ class Granter:
         schedulable = self._schedulable.get((request.submit.model, queue.name))
         return schedulable == (request.request_id, self._workers.num_changes)
 
-    def _try_give_up(self, request: ScheduledRequest, group: str, now_s: float) -> Refusal | None:
+    def _try_give_up(self, request: ScheduledRequest, pool: Pool, now_s: float) -> Refusal | None:
         """Why the request can never start; None: it can, some day."""
-        model = request.submit.model
-        pool = self._placer.pools.pool(model, group)
         if not pool.host_sizes:
             return None
         if not pool.can_ever_hold(request.num_tokens, request.num_pages):
@@ -184,14 +183,13 @@ class Granter:
         """Whether the lane must have no more running."""
         return 0 < queue.limits.max_batch <= self._requests.reservations.num_running(queue.name)
 
-    def _is_owed(self, model: str, queue: LaneQueue, request: ScheduledRequest) -> bool:
+    def _is_owed(self, model: str, queue: LaneQueue, request: ScheduledRequest, pool: Pool) -> bool:
         """Whether the request is inside its lane's guarantee, by pages as they are charged, or by prompts that are not
         prefilled yet: of these one may always be."""
         step_share = queue.limits.guaranteed_step_share
         if step_share:
             num_tokens = self._requests.reservations.num_prefill_tokens(model, queue.name)
-            num_workers = len(self._placer.pools.pool(model, queue.limits.worker_group).candidates)
-            most = step_share * self._max_prefill_tokens * num_workers
+            most = step_share * self._max_prefill_tokens * len(pool.candidates)
             if not num_tokens or num_tokens + request.submit.num_prompt_tokens <= most:
                 return True
         share = queue.limits.guaranteed_share
@@ -199,7 +197,7 @@ class Granter:
             return False
         num_charged = self._requests.reservations.num_charged_pages(model, queue.name)
         num_charged += self._placer.charged_pages(request)
-        return num_charged <= share * self._placer.pools.pool(model, queue.limits.worker_group).num_pages
+        return num_charged <= share * pool.num_pages
 
     def _group(self, model: str, queue: LaneQueue) -> str:
         """Whose workers the lane waits for."""

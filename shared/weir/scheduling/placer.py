@@ -73,7 +73,6 @@ class Placer:
         self._shares = LaneShares(limits)
         self._is_shared_out = any(lane.guaranteed_share for lane in limits.lanes)
         self._is_timeless = limits.placing.memory_fit == "conservative"
-        self._groups = {lane.name: lane.worker_group for lane in limits.lanes}
         self.pools = WorkerPools(self._workers, self._reservations, limits.slot_overcommit)
         if is_new:
             self._start_over()
@@ -115,16 +114,8 @@ class Placer:
         empty = ArenaLoad("", 0, ())
         return not any(self.memory_fit.fits(empty, num_pages, request.submit, now_s) for num_pages in opened)
 
-    def has_slot(self, request: ScheduledRequest) -> bool:
-        """The quickest of all questions, and when workers are busy the answer is mostly no."""
-        pool = self.pools.pool(request.submit.model, self._groups.get(request.lane, ""))
-        return request.priority < pool.slots.bound
-
-    def try_place(self, request: ScheduledRequest, now_s: float) -> PlacementPlan | None:
-        """None: nothing that the request needs is free now."""
-        pool = self.pools.pool(request.submit.model, self._groups.get(request.lane, ""))
-        if request.priority >= pool.slots.bound:
-            return None
+    def try_place(self, request: ScheduledRequest, pool: Pool, now_s: float) -> PlacementPlan | None:
+        """None: nothing that the request needs is free now in the pool, which has a slot for it."""
         asked, plan = self._look_up(request, pool, now_s), None
         places = pool.try_sampled_places(request.priority, self._limits.placing.small_pool)
         if places is not None:
@@ -201,8 +192,8 @@ class Placer:
         option, decode_worker = choice
         computed_at_s = now_s + option.ttft_ms / 1000
         arena_id = option.candidate.worker.arena.arena_id
-        new = asked.hashes[asked.depths.num_tokens(arena_id) // PAGE_TOKENS :]
-        self.prefixes.place(arena_id, new, now_s, computed_at_s)
+        num_cached_pages = asked.depths.num_tokens(arena_id) // PAGE_TOKENS
+        self.prefixes.place(arena_id, asked.hashes, now_s, computed_at_s, num_cached_pages)
         if option.crossing is not None:
             self.prefixes.place(decode_worker.arena.arena_id, asked.hashes, now_s, computed_at_s)
         split = next((one for one in options if not one.candidate.is_local), None)

@@ -242,6 +242,10 @@ class Pool:
     has_own_group: bool
     """These are workers that other lanes do not get."""
 
+    def has_slot(self, priority: PriorityKey) -> bool:
+        """The quickest of all questions, and when workers are busy the answer is mostly no."""
+        return priority < self.slots.bound
+
     def try_sampled_places(self, priority: PriorityKey, small_pool: int) -> Sequence[int] | None:
         """Of the candidates that a sample is taken of: all, or those whose requests one of a few open workers can
         decode. None: of these, or of all, there are so few that they are compared."""

@@ -17,6 +17,9 @@ from weir.kv.geometry import PAGE_TOKENS
 _PLACED_S = 10.0
 """For so long at least, at most twice, a prompt that was placed counts as cached although nobody has said so."""
 _MAX_PLACED = 1_000_000
+_BLOCK_PAGES = 4
+"""What was placed is noted by the last page of each block of so many: it is soon told page by page, and to note a page
+is to reach for memory that is in no cache."""
 _SILENT_S = 30.0
 _ASK_AGAIN_S = 1.0
 _MAX_ARENAS = 4096
@@ -38,7 +41,8 @@ def hashes_from(packed: bytes) -> Hashes:
 class PrefixDepths:
     """How much of one prompt each arena has, looked up as it is asked for, each page once; for one decision.
 
-    A page that is somewhere has those before it there, so half of what is left is looked at each time.
+    A page that is somewhere has those before it there, so half of what is left is looked at each time: first of whole
+    blocks, then, in the first one that is missing, of the pages that were reported.
     """
 
     __slots__ = ("_before", "_bits", "_found", "_hashes", "_placed", "_reported", "_view")
@@ -56,7 +60,7 @@ class PrefixDepths:
         self._hashes = hashes
         self._reported, self._placed, self._before = reported.get, placed.get, before.get
         self._bits: dict[int, int] = {}
-        """Of all three, by the page's place in the prompt."""
+        """By the page's place in the prompt: of all three where it is the last of a block, else of those reported."""
         self._found: dict[int, tuple[int, int]] = {}
         """What `_deepest` has found."""
 
@@ -80,22 +84,33 @@ class PrefixDepths:
         result = self._found.get(among)
         if result is not None:
             return result
-        known, hashes = self._bits, self._hashes
-        found, missing, middle, held = -1, len(hashes), 0, among
-        while middle > found:
-            bits = known.get(middle)
-            if bits is None:
-                page_hash = hashes[middle]
-                bits = self._reported(page_hash, 0) | self._placed(page_hash, 0) | self._before(page_hash, 0)
-                known[middle] = bits
-            bits &= held
+        hashes = self._hashes
+        found, missing, middle, held = -1, len(hashes) // _BLOCK_PAGES, 0, among
+        while middle > found and middle < missing:
+            bits = self._bits_at((middle + 1) * _BLOCK_PAGES - 1) & held
             if bits:
                 found, held = middle, bits
             else:
                 missing = middle
             middle = (found + missing) // 2
-        result = self._found[among] = (found + 1, held) if found >= 0 else (0, 0)
+        num_pages = (found + 1) * _BLOCK_PAGES
+        for page in range(num_pages, min(num_pages + _BLOCK_PAGES - 1, len(hashes))):
+            bits = self._bits_at(page) & held
+            if not bits:
+                break
+            num_pages, held = page + 1, bits
+        result = self._found[among] = (num_pages, held) if num_pages else (0, 0)
         return result
+
+    def _bits_at(self, page: int) -> int:
+        bits = self._bits.get(page)
+        if bits is None:
+            page_hash = self._hashes[page]
+            bits = self._reported(page_hash, 0)
+            if page % _BLOCK_PAGES == _BLOCK_PAGES - 1:
+                bits |= self._placed(page_hash, 0) | self._before(page_hash, 0)
+            self._bits[page] = bits
+        return bits
 
 
 @dataclass(slots=True)
@@ -161,18 +176,21 @@ class PrefixView:
             yield self._ids[bits & -bits]
             bits &= bits - 1
 
-    def place(self, arena_id: str, hashes: Hashes, now_s: float, computed_at_s: float = 0.0) -> None:
-        """A prompt is about to be computed there, until `computed_at_s`: who begins alike should go there too."""
+    def place(
+        self, arena_id: str, hashes: Hashes, now_s: float, computed_at_s: float = 0.0, num_cached_pages: int = 0
+    ) -> None:
+        """A prompt is about to be computed there, until `computed_at_s`: who begins alike should go there too.
+
+        `num_cached_pages`: of it, that are known to be there.
+        """
         arena = self._arenas.get(arena_id)
         if arena is None or not hashes:
             return
         if now_s - self._placed_since_s > _PLACED_S or len(self._placed) > _MAX_PLACED:
             self._placed_before, self._placed, self._placed_since_s = self._placed, {}, now_s
         arena.computed_at_s = max(arena.computed_at_s, computed_at_s)
-        placed, fresh = self._placed, dict.fromkeys(hashes, arena.bit)
-        for page_hash in placed.keys() & fresh.keys():
-            fresh[page_hash] |= placed[page_hash]
-        placed.update(fresh)
+        first = num_cached_pages // _BLOCK_PAGES * _BLOCK_PAGES + _BLOCK_PAGES - 1
+        _add(self._placed, hashes[first::_BLOCK_PAGES], arena.bit)
 
     def wait_ms(self, arena_id: str, now_s: float) -> float:
         """Until what was placed there is computed, by estimate."""

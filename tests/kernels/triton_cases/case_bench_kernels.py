@@ -17,7 +17,7 @@ from benchmarks.gpu.timer import Ceilings, Timing
 from weir.model.files.dummy import shape_named
 
 SHAPE = AttentionShape("tiny", 4, 2, 64)
-CEILINGS = Ceilings(copy_bytes_a_second=1e12, matmul_flops_a_second=1e14)
+CEILINGS = Ceilings(copy_bytes_a_second=1e12, read_bytes_a_second=9e11, matmul_flops_a_second=1e14)
 MAKERS = [
     pytest.param(
         partial(full_width.decode_case, SHAPE, [64, 64], DEVICE, torch.float16, with_rivals=True), id="decode"

@@ -75,7 +75,7 @@ def decoded_among(
     pages = empty_pages(CONFIG, len(OWN_TABLE) + 8, DEVICE, DTYPE).fill_(float("nan"))
     runner = exact_runner(weights, pages, max_sequences=8)
     if is_replayed:
-        runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
+        runner.capture_graphs(run_again if IS_INTERPRETED else cuda_graph_capture())
     runner.run(StepPlan(0, (ChunkPlan(0, 0, PROMPT, OWN_TABLE, SampleSpec(LIKELY, 0)),)))
     if num_others:
         runner.run(StepPlan(0, tuple(other_prompt(number) for number in range(num_others))))
@@ -154,7 +154,7 @@ def test_tokens_are_those_of_the_cpu_path(weights: Weights) -> None:
 @pytest.mark.long
 def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights) -> None:
     runner = exact_runner(weights)
-    runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
+    runner.capture_graphs(run_again if IS_INTERPRETED else cuda_graph_capture())
     expected, found = Conversation(exact_runner(weights), PROMPTS), Conversation(runner, PROMPTS)
     for lengths in [*SCHEDULE, (1, 0, 1), (0, 1, 0)]:
         assert found.step([GREEDY, WARM, FILTERED], lengths) == expected.step([GREEDY, WARM, FILTERED], lengths)

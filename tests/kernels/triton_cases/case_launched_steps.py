@@ -64,7 +64,7 @@ def test_steps_that_are_launched_ahead_sample_the_same_tokens(
 ) -> None:
     runner = triton_runner(weights)
     if has_graphs:
-        runner.capture_decodes((lambda step: step) if IS_INTERPRETED else cuda_graph_capture())
+        runner.capture_graphs((lambda step: step) if IS_INTERPRETED else cuda_graph_capture())
     waiting = runner.launch(prompts_step())
     found = []
     for index in range(NUM_STEPS):

@@ -28,7 +28,7 @@ SHAPES = [
     pytest.param(Heads(8, 4, 64, window=20, softcap=2.0), id="8on4x64-window-capped"),
 ]
 # several splits and blocks in few tokens, so that the merge and its own blocks are passed through
-SMALL = DecodeTiles(split_tokens=32, block_tokens=16, num_warps=4, num_stages=2)
+SMALL = DecodeTiles(split_tokens=32, block_tokens=16, num_warps=4, num_stages=2, num_programs=3)
 
 
 def decoded(

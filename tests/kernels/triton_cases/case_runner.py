@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,10 +23,11 @@ from weir.model.torch.batch import build_batch
 from weir.model.torch.decoder import Decoder
 from weir.model.torch.paged_kv import PagedKv
 from weir.model.torch.weights import LayerWeights, Weights, dummy_tensor_on
-from weir.model.triton.batch import TritonLimits
-from weir.model.triton.graphs import cuda_graph_capture, graph_sizes
+from weir.model.triton.batch import MAX_PADDED_PROMPTS, TritonLimits
+from weir.model.triton.graphs import cuda_graph_capture
 from weir.model.triton.runner import TritonRunner
 
+ResultT = TypeVar("ResultT")
 CPU = torch.device("cpu")
 # The library's products round differently for other numbers of rows: numpy's a little, a GPU's by whole other kernels,
 # whose sums the second layer makes larger.
@@ -259,7 +260,7 @@ def test_pages_of_another_geometry_are_refused(weights: Weights) -> None:
         TritonRunner(CONFIG, weights_on(weights, DEVICE, torch.float32), pages, LIMITS)
 
 
-def run_again(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+def run_again(step: Callable[[], ResultT]) -> Callable[[], ResultT]:
     """In place of a CUDA graph, which no interpreter captures: the same step, on the same memory."""
     step()
     return step
@@ -268,27 +269,37 @@ def run_again(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
 @pytest.mark.long
 def test_replayed_decodes_sample_what_steps_of_their_own_sample(weights: Weights) -> None:
     runner = triton_runner(weights)
-    runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
+    runner.capture_graphs(run_again if IS_INTERPRETED else cuda_graph_capture())
     expected, found = Conversation(triton_runner(weights), PROMPTS), Conversation(runner, PROMPTS)
     for lengths in [*SCHEDULE, (1, 0, 1), (0, 1, 0)]:
         assert found.step([GREEDY, WARM, FILTERED], lengths) == expected.step([GREEDY, WARM, FILTERED], lengths)
+
+
+@pytest.mark.long
+def test_more_prompts_than_a_graph_holds_are_launched(weights: Weights) -> None:
+    def run(*, has_graphs: bool) -> StepResult:
+        pages = empty_pages(CONFIG, MAX_PADDED_PROMPTS + 2, DEVICE, torch.float32)
+        limits = TritonLimits(max_rows=64, max_sequences=len(pages), max_context_tokens=256)
+        runner = TritonRunner(CONFIG, weights_on(weights, DEVICE, torch.float32), pages, limits)
+        if has_graphs:
+            runner.capture_graphs(run_again if IS_INTERPRETED else cuda_graph_capture())
+        chunks = [ChunkPlan(slot, 0, (slot, 3), (slot,), SampleSpec(GREEDY, 0)) for slot in range(len(pages))]
+        return runner.run(StepPlan(0, tuple(chunks)))
+
+    assert run(has_graphs=True).token_ids == run(has_graphs=False).token_ids
 
 
 def test_no_parameter_of_a_row_keeps_a_batch_from_its_graph(weights: Weights, launches: list[str]) -> None:
     runner = triton_runner(weights)
     num_captured = 0
 
-    def capture(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def capture(step: Callable[[], ResultT]) -> Callable[[], ResultT]:
         nonlocal num_captured
         num_captured += 1
-        logits = step().clone()
+        result = step()
+        return lambda: result
 
-        def replay() -> torch.Tensor:
-            return logits.clone()
-
-        return replay
-
-    runner.capture_decodes(capture)
+    runner.capture_graphs(capture)
     assert num_captured > 2
     launches.clear()
     everything = replace(FILTERED, logit_bias=((3, 1.0),), presence_penalty=0.5, min_p=0.01)
@@ -302,9 +313,5 @@ def test_no_parameter_of_a_row_keeps_a_batch_from_its_graph(weights: Weights, la
 def test_capturing_writes_to_no_page(weights: Weights) -> None:
     pages = empty_pages(CONFIG, NUM_PAGES, DEVICE, torch.float32).fill_(7.0)
     runner = TritonRunner(CONFIG, weights_on(weights, DEVICE, torch.float32), pages, LIMITS)
-    runner.capture_decodes(run_again if IS_INTERPRETED else cuda_graph_capture())
+    runner.capture_graphs(run_again if IS_INTERPRETED else cuda_graph_capture())
     assert bool((pages == 7.0).all())
-
-
-def test_graphs_are_made_for_powers_of_two_rows_and_for_the_most() -> None:
-    assert [graph_sizes(most) for most in (1, 4, 6)] == [(1,), (1, 2, 4), (1, 2, 4, 6)]

@@ -10,7 +10,7 @@ from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.ops.gpu.attention import DeviceScoring
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
+DEVICE = torch.device("cpu") if IS_INTERPRETED else torch.device("cuda", 0)
 COMPUTE_CAPABILITY = 90 if IS_INTERPRETED else 10 * torch.cuda.get_device_capability()[0]
 
 # (dtype, atol, rtol): against a reference that computes in fp32 and rounds once

@@ -40,6 +40,16 @@ def test_a_report_is_printed_as_its_tables_or_as_json(capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out) == {"number": 7}
 
 
+def test_no_figure_of_a_wide_table_is_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table = Table(*(f"column-{number}" for number in range(12)), title="a title of many words " * 5)
+    table.add_row(*(f"{number}00,000.5" for number in range(12)))
+    run_and_print("weir bench wide", measured, as_dict=lambda _: {}, tables=lambda _: [table], json_output=False)
+    printed = capsys.readouterr().out
+    assert [name for name in (f"column-{number}" for number in range(12)) if name not in printed] == []
+    assert [text for text in (f"{number}00,000.5" for number in range(12)) if text not in printed] == []
+
+
 def test_what_cannot_be_measured_here_is_a_line_and_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(json_output=True, is_possible=False) == 1
     shown = capsys.readouterr()

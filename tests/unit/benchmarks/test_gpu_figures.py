@@ -25,7 +25,7 @@ from weir.kv.geometry import num_pages_for
 from weir.model.architecture import tensor_shapes
 from weir.model.files.dummy import shape_named
 
-CEILINGS = Ceilings(copy_bytes_a_second=1e12, matmul_flops_a_second=1e14)
+CEILINGS = Ceilings(copy_bytes_a_second=1e12, read_bytes_a_second=9e11, matmul_flops_a_second=1e14)
 LLAMA_8B = shape_named("llama-3.1-8b")
 
 

@@ -2,6 +2,8 @@
 
     python -m tests.unit.gateway.passes half-sent      # 64 bodies of 3 MB of which the end never comes
     python -m tests.unit.gateway.passes turns          # conversations of 100,000 turns, eight at once, again and again
+    python -m tests.unit.gateway.passes lists          # 4 MiB of empty lists
+    python -m tests.unit.gateway.passes long-turns     # conversations of 1 MiB
 
 The gateway has scripted workers and is idle but for the attack. Prints milliseconds of processor time of the longest
 passes, which do not count what other processes had of the processors.
@@ -19,6 +21,7 @@ from collections.abc import Callable
 
 import uvloop
 from tests.unit.gateway.test_access import CLOSED, KEY_A
+from tests.unit.gateway.test_body_sizes import HOSTILE
 from tests.unit.gateway.world import World, open_world
 from tests.unit.rpc.test_body_budget import B
 
@@ -26,6 +29,7 @@ from weir.rpc.port_guard import PortLimits
 
 _SECONDS = 5.0
 _NUM_SHOWN = 8
+_LONG_TURNS = [{"role": "user", "content": "ab " * 300}] * 1024
 
 
 def _head(path: str, length: int) -> bytes:
@@ -39,18 +43,25 @@ def _half_sent(port: int, all_there: threading.Barrier) -> None:
     time.sleep(2 * _SECONDS)
 
 
-def _turns(port: int, all_there: threading.Barrier) -> None:
-    all_there.wait()
-    raw = json.dumps({"messages": [{"role": "user", "content": "Hi"}] * 100_000}).encode()
-    while True:
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(_head("/v1/chat/completions", len(raw)) + raw)
-            connection.recv(1)
+def _posting(path: str, make_body: Callable[[], bytes]) -> Callable[[int, threading.Barrier], None]:
+    """Again and again."""
+
+    def post(port: int, all_there: threading.Barrier) -> None:
+        all_there.wait()
+        raw = make_body()
+        while True:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(_head(path, len(raw)) + raw)
+                connection.recv(1)
+
+    return post
 
 
 _ATTACKS: dict[str, tuple[int, Callable[[int, threading.Barrier], None]]] = {
     "half-sent": (64, _half_sent),
-    "turns": (8, _turns),
+    "turns": (8, _posting(*HOSTILE["100,000 turns"])),
+    "lists": (8, _posting(*HOSTILE["4 MiB of empty lists"])),
+    "long-turns": (8, _posting("/v1/chat/completions", lambda: json.dumps({"messages": _LONG_TURNS}).encode())),
 }
 
 

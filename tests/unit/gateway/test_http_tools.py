@@ -1,6 +1,7 @@
 """What tools ask for: tokens, one model, the version, the load, and whether the gateway serves."""
 
 import asyncio
+import reprlib
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -199,7 +200,7 @@ MANY = [{"role": "user", "content": "x"}] * 1025
         ("/detokenize", {"tokens": [1] * 2_000_000}, "body", "has more than 1114112 values; send less at once"),
         ("/detokenize", {"tokens": [1], "prompt": "x"}, "prompt", "is not a field of this request"),
     ],
-    ids=lambda value: str(value)[:60],
+    ids=reprlib.repr,  # not all of two million numbers
 )
 async def test_what_is_wrong_is_named(
     world: World, http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str, says: str

@@ -210,3 +210,15 @@ async def test_what_was_done_elsewhere_counts_and_a_tenant_alone_waits_for_nothi
     clock.advance(11)
     assert not threads.has_had_its_share(A), "nobody else has asked for ten seconds"
     threads.close()
+
+
+async def test_what_is_long_and_refused_comes_once_in_four_seconds_by_the_default_share() -> None:
+    clock = ManualClock()
+    threads = TenantThreads(2, "test", WorkShares(share=0.25, burst_s=0.01, clock=clock))
+    await threads.run(B, lambda: None, is_short=True)
+    threads.charge_refused(A)
+    clock.advance(3.9)
+    assert threads.has_had_its_share(A)
+    clock.advance(0.1)
+    assert not threads.has_had_its_share(A)
+    threads.close()

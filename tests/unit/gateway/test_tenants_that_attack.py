@@ -290,3 +290,15 @@ async def test_long_conversations_are_written_out_and_large_bodies_read_beside_t
             assert response.status_code == 200, response.text
             assert (parsed.pop() is not here, template.threads.pop() is not here) == (is_large, is_long), asked
             assert num_held.pop() == len(response.request.content), "its bytes count until it is read"
+
+
+async def test_whose_body_is_still_coming_when_the_gateway_ends_is_told_so_and_no_defect_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_world(**GATEWAY) as world, half_sent_bodies(world, 3, 200_000) as answers:
+        await world.until(lambda: world.bodies.num_bytes == 3 * 200_000, "all that is sent of them is there")
+        await world.gateway.stop()
+        for answer in await asyncio.gather(*answers):
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"the gateway is shutting down" in answer
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []

@@ -1,7 +1,8 @@
 """What a step uploads is what the plain form of it here makes, chunk by chunk."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,16 @@ from weir.kv.geometry import PAGE_TOKENS, num_pages_for
 from weir.model.rows import SampledRow, ordered_chunks, rows_with_logits, whole
 from weir.model.triton.batch import (
     EMPTY_BATCH,
+    MAX_PADDED_PROMPTS,
     BatchMaker,
     DecodeIndex,
     DeviceBatch,
+    MixedSize,
+    PrefillIndex,
     TritonLimits,
     device_batch,
     padded_decodes,
+    padded_mixed,
 )
 from weir.model.triton.memory import StepUpload
 from weir.model.triton.sampled_before import SampledBefore
@@ -36,7 +41,7 @@ from weir.ops.gpu.sampling import NOT_A_NUMBER, philox_uniforms
 
 LIMITS = TritonLimits(max_rows=64, max_sequences=4, max_context_tokens=200)
 NUM_PAGES, VOCAB_SIZE, QUERIES_PER_TILE, NUM_SLOTS = 40, 50, 8, 7
-TILES = DecodeTiles(split_tokens=32, block_tokens=16, num_warps=4, num_stages=2)
+TILES = DecodeTiles(split_tokens=32, block_tokens=16, num_warps=4, num_stages=2, num_programs=3)
 MOST_WORK = WorkSize(99, 9)
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -102,7 +107,7 @@ def plain_form(plan: StepPlan) -> tuple[Arrays, list[ChunkPlan], list[ChunkPlan]
         lengths, ends = [len(chunk.token_ids) for chunk in prefills], [chunk.end for chunk in prefills]
         found |= {
             "prefill tables": plain_tables(prefills),
-            "first rows": np.cumsum([0, *lengths]).astype(np.int32),
+            "first rows": np.cumsum([len(decodes), *lengths]).astype(np.int32),
             "prefill ends": np.array(ends, np.int32),
             "tiles": np.array(tiles_of(lengths, ends, QUERIES_PER_TILE), np.int32),
         }
@@ -202,6 +207,46 @@ def test_step_after_step_the_arrays_are_those_of_the_plain_form(data: st.DataObj
         check_same(arrays_of(device_batch(batch, step_upload, QUERIES_PER_TILE, TILES)), expected)
 
 
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_steps_with_prompts_are_filled_up_and_else_those_of_the_plain_form(data: st.DataObject) -> None:
+    engine, batches, step_upload, fixed = Engine(data), maker(), upload(), set[tuple[int, ...]]()
+    size = MixedSize.of(LIMITS.max_rows, LIMITS)
+    for _ in range(data.draw(st.integers(1, 8))):
+        plan = engine.plan()
+        expected, _, _ = plain_form(plan)
+        index = padded_mixed(batches.make(plan), size, step_upload, QUERIES_PER_TILE, TILES, MOST_WORK)
+        assert index.decode is not None
+        assert index.prefill is not None
+        check_same(without_what_fills_up(index, plan), expected)
+        fixed.add(addresses(index))
+    assert len(fixed) == 1
+
+
+def without_what_fills_up(index: DeviceBatch, plan: StepPlan) -> Arrays:
+    """What is taken away here writes nothing and attends to nothing."""
+    assert index.decode is not None
+    assert index.prefill is not None
+    num_rows = sum(len(chunk.token_ids) for chunk in plan.chunks)
+    assert index.slot_mapping[num_rows:].tolist() == [-1] * (LIMITS.max_rows - num_rows)
+    first_rows, ends = index.prefill.first_rows.tolist(), index.prefill.ends.tolist()
+    num_prompts = sum(first < last for first, last in pairwise(first_rows))
+    assert first_rows[num_prompts:] == [num_rows] * (len(first_rows) - num_prompts)
+    tiles = [tile for tile in index.prefill.tile_list.tolist() if first_rows[tile[0]] < first_rows[tile[0] + 1]]
+    width = num_pages_for(max(ends))
+    num_decodes = len({item[0] for item in work_of(index.decode)})
+    work = replace(index.decode.work, size=WorkSize(int(index.decode.work.num_items[0]), 1))
+    prefill = PrefillIndex(
+        index.prefill.block_tables[:num_prompts, :width],
+        index.prefill.first_rows[: num_prompts + 1],
+        index.prefill.ends[:num_prompts],
+        torch.tensor(tiles, dtype=torch.int32),
+    )
+    rows = (index.token_ids[:num_rows], index.positions[:num_rows], index.slot_mapping[:num_rows])
+    decode = DecodeIndex(num_decodes, work) if num_decodes else None
+    return arrays_of(DeviceBatch(*rows, decode, prefill if num_prompts else None, index.sampled_rows))
+
+
 def decode(slot: int, start: int, table: Sequence[int], token_id: int = 1) -> ChunkPlan:
     return ChunkPlan(slot, start, (token_id,), tuple(table), SampleSpec(SamplingParams(), 3))
 
@@ -227,13 +272,17 @@ def test_decodes_are_filled_up_to_the_rows_of_a_graph_at_the_same_addresses() ->
     assert addresses(longer) == addresses(index)
 
 
-def addresses(index: DeviceBatch) -> list[int]:
+def addresses(index: DeviceBatch) -> tuple[int, ...]:
+    """Of what a graph reads."""
     assert index.decode is not None
-    assert index.sampled_rows is not None
     work = index.decode.work
     assert work.items.data_ptr() != 0
-    tensors = (index.token_ids, index.positions, index.slot_mapping, index.sampled_rows, work.items, work.num_items)
-    return [tensor.data_ptr() for tensor in tensors]
+    tensors = [index.token_ids, index.positions, index.slot_mapping, work.items, work.num_items]
+    if index.prefill is not None:
+        tensors += [getattr(index.prefill, each.name) for each in fields(index.prefill)]
+    elif index.sampled_rows is not None:
+        tensors.append(index.sampled_rows)
+    return tuple(tensor.data_ptr() for tensor in tensors)
 
 
 def test_an_empty_batch_fills_up_at_the_same_addresses_and_has_no_work() -> None:
@@ -255,6 +304,21 @@ def test_the_upload_holds_the_largest_step_there_may_be() -> None:
     index = padded_decodes(batches.make(plan), 4, step_upload, TILES, MOST_WORK)
     assert index.decode is not None
     assert index.decode.work.num_items.tolist() == [4 * 64], "splits grow with the row, and are no more than 64"
+
+
+@pytest.mark.parametrize("max_sequences", [1, 4, 40])
+def test_the_upload_holds_the_largest_mixed_step_too(max_sequences: int) -> None:
+    limits = TritonLimits(max_rows=256, max_sequences=max_sequences, max_context_tokens=32 * 64 * 3)
+    longest = tuple(range(num_pages_for(limits.max_context_tokens)))
+    num_prompts = min(MAX_PADDED_PROMPTS, max_sequences)
+    num_tokens = (limits.max_rows - max_sequences + num_prompts) // num_prompts
+    start = limits.max_context_tokens - num_tokens
+    prompts = [ChunkPlan(slot, start, (1,) * num_tokens, longest, None) for slot in range(num_prompts)]
+    decodes = [decode(slot, limits.max_context_tokens - 1, longest) for slot in range(num_prompts, max_sequences)]
+    batch = BatchMaker(600, VOCAB_SIZE, limits).make(StepPlan(0, (*prompts, *decodes)))
+    step_upload = StepUpload(limits.upload_bytes, torch.device("cpu"))
+    index = padded_mixed(batch, MixedSize.of(limits.max_rows, limits), step_upload, 1, TILES, MOST_WORK)
+    assert index.slot_mapping[: batch.num_rows].min() >= 0
 
 
 def test_scored_prompts_keep_the_rows_of_their_tokens() -> None:

@@ -1,4 +1,4 @@
-"""The graphs of decode steps take one pool of memory and one stream together, in place of one each."""
+"""The graphs of steps take one pool of memory and one stream together, in place of one each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +10,10 @@ pytest.importorskip("triton", reason="Triton is installed on Linux only")
 
 import torch
 
-from weir.model.triton.batch import DeviceBatch, HostBatch, TritonLimits, padded_decodes
-from weir.model.triton.graphs import DecodeGraphs, cuda_graph_capture, graph_sizes
+from weir.core.sampling import SamplingParams
+from weir.engine.plan import ChunkPlan, SampleSpec, StepPlan
+from weir.model.triton.batch import BatchMaker, DeviceBatch, HostBatch, TritonLimits, padded_decodes
+from weir.model.triton.graphs import ResultT, StepGraphs, cuda_graph_capture, decode_sizes, mixed_sizes
 from weir.model.triton.memory import StepUpload
 from weir.ops.gpu.decode_work import WorkSize, decode_tiles
 
@@ -95,17 +97,51 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
+UPLOAD, TILES = StepUpload(LIMITS.upload_bytes, torch.device("cpu")), decode_tiles(64, torch.float32)
+
+
+def prepare(batch: HostBatch, num_rows: int) -> DeviceBatch:
+    return padded_decodes(batch, num_rows, UPLOAD, TILES, WorkSize(8, 2))
+
+
+def decodes(count: int) -> HostBatch:
+    spec = SampleSpec(SamplingParams(temperature=0.0), 1)
+    plan = StepPlan(0, tuple(ChunkPlan(slot, 5, (1,), (slot,), spec) for slot in range(count)))
+    return BatchMaker(LIMITS.max_sequences, 100, LIMITS).make(plan)
+
+
+def test_graphs_are_made_for_few_rows_by_small_steps() -> None:
+    assert [decode_sizes(most) for most in (1, 4, 6)] == [(1,), (1, 2, 4), (1, 2, 4, 6)]
+    assert mixed_sizes(2048) == (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
+    assert [mixed_sizes(most) for most in (10, 16, 40, 200)] == [
+        (10,),
+        (16,),
+        (16, 32, 40),
+        (16, 32, 64, 128, 192, 200),
+    ]
+
+
+@pytest.mark.parametrize(("num_decodes", "num_rows"), [(1, 2), (2, 2), (3, 4), (8, 8)])
+def test_a_step_is_filled_up_to_the_smallest_graph_that_holds_it(num_decodes: int, num_rows: int) -> None:
+    graphs = StepGraphs((2, 4, 8), prepare, lambda index: len(index.token_ids), run_again)
+    graphs.capture_all()
+    found = graphs.try_run(decodes(num_decodes))
+    assert found is not None
+    assert found.result == num_rows
+    assert found.index.slot_mapping.tolist().count(-1) == num_rows - num_decodes
+    assert graphs.try_run(decodes(9)) is None
+
+
+def run_again(step: Callable[[], ResultT]) -> Callable[[], ResultT]:
+    return step
+
+
 def test_all_graphs_share_a_pool_and_a_stream(cuda: FakeCuda) -> None:
     def run_step(index: DeviceBatch) -> torch.Tensor:
         return cuda.step()[: len(index.token_ids)]
 
-    upload, tiles = StepUpload(LIMITS.upload_bytes, torch.device("cpu")), decode_tiles(64, torch.float32)
-
-    def prepare(batch: HostBatch, num_rows: int) -> DeviceBatch:
-        return padded_decodes(batch, num_rows, upload, tiles, WorkSize(8, 2))
-
-    sizes = graph_sizes(LIMITS.max_sequences)
-    DecodeGraphs(sizes, prepare, run_step, cuda_graph_capture()).capture_all()
+    sizes = decode_sizes(LIMITS.max_sequences)
+    StepGraphs(sizes, prepare, run_step, cuda_graph_capture()).capture_all()
     assert len(cuda.captures) == len(sizes) == 5
     assert set(cuda.captures) == {((0, 1), "side 1", "thread_local")}
     assert (cuda.num_pools, cuda.num_streams) == (1, 1)

@@ -17,8 +17,9 @@ from weir.kv.geometry import ArenaGeometry
 from weir.runtime.stack.instances import end_instance
 from weir.runtime.stack.leftovers import remove_leftovers
 from weir.runtime.stack.paths import InstanceBusy, InstancePaths
-from weir.runtime.stack.processes import is_running
-from weir.runtime.stack.state import identities_of, try_read_state
+from weir.runtime.stack.plan import ProcessSpec
+from weir.runtime.stack.starter import ProcessStarter, StartedProcess
+from weir.runtime.stack.state import try_read_state
 from weir.runtime.stack.supervised import SupervisedProcess
 from weir.runtime.stack.supervisor import Supervisor
 
@@ -251,18 +252,23 @@ async def test_a_process_that_not_even_a_kill_ends_keeps_no_other_one_alive(
     monkeypatch.setattr("weir.runtime.stack.supervisor._STOP_MARGIN_S", 0.5)
     monkeypatch.setattr("weir.runtime.stack.supervisor._LAST_EXITS_S", 0.1)
     monkeypatch.setattr(SupervisedProcess, "kill", lambda _: None)
+    started, start = list[StartedProcess](), ProcessStarter.start
+
+    async def kept(starter: ProcessStarter, spec: ProcessSpec, log: int) -> StartedProcess:
+        started.append(await start(starter, spec, log))
+        return started[-1]
+
+    monkeypatch.setattr(ProcessStarter, "start", kept)
     paths, reporter = InstancePaths(folder), ReadyReporter()
     paths.make()
     specs = [fake_spec(paths, "nats"), fake_spec(paths, "decode-0", "--ignore-term"), fake_spec(paths, "gateway-0")]
     running = asyncio.create_task(Supervisor(fake_plan(paths, specs, grace_s=0.0), reporter, os.environ, FAST).run())
     await asyncio.wait_for(reporter.is_ready.wait(), 20)
-    state = try_read_state(paths.state_file)
-    assert state is not None
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, 20)
+    assert len(started) == len(specs)
     async with asyncio.timeout(10):  # a killed process takes a moment to go
-        while any(map(is_running, identities_of(state))):  # noqa: ASYNC110 - others' exits have no event
-            await asyncio.sleep(0.01)
+        await asyncio.gather(*(process.wait() for process in started))
 
 
 def test_children_outlive_a_killed_supervisor_and_the_next_start_replaces_them(folder: Path) -> None:

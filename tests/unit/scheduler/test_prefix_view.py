@@ -101,18 +101,42 @@ def test_a_memory_that_starts_anew_is_believed_at_once_and_its_old_words_no_more
 
 def test_a_prompt_that_was_placed_counts_for_a_while_and_not_once_its_pages_are_evicted() -> None:
     view, owner = PrefixView(), Owner()
-    view.place("a", hashes_from(packed([1, 2])), 0.0)
-    assert prefix_tokens(view, [1, 2]) == 0, "nobody spoke of that memory yet"
+    first, second, third = range(10, 18), range(20, 24), range(30, 34)
+    view.place("a", hashes_from(packed(first)), 0.0)
+    assert prefix_tokens(view, first) == 0, "nobody spoke of that memory yet"
     view.change(owner.change({9}), 0.0)
-    view.place("a", hashes_from(packed([1, 2])), 100.0)
-    assert prefix_tokens(view, [1, 2, 3]) == 2 * PAGE_TOKENS
-    view.place("a", hashes_from(packed([5])), 115.0)
-    assert prefix_tokens(view, [1, 2]) == 2 * PAGE_TOKENS
-    view.place("a", hashes_from(packed([6])), 130.0)
-    assert prefix_tokens(view, [1, 2]) == 0, "nobody ever said that it was computed"
-    view.change(owner.change({9, 5, 6}), 130.0)
-    view.change(owner.change({9, 5}), 130.0)
-    assert (prefix_tokens(view, [5]), prefix_tokens(view, [6])) == (PAGE_TOKENS, 0)
+    view.place("a", hashes_from(packed(first)), 100.0)
+    assert prefix_tokens(view, [*first, 18]) == 8 * PAGE_TOKENS
+    view.place("a", hashes_from(packed(second)), 115.0)
+    assert prefix_tokens(view, first) == 8 * PAGE_TOKENS
+    view.place("a", hashes_from(packed(third)), 130.0)
+    assert prefix_tokens(view, first) == 0, "nobody ever said that it was computed"
+    view.change(owner.change({9, *second, *third}), 130.0)
+    view.change(owner.change({9, *second}), 130.0)
+    assert (prefix_tokens(view, second), prefix_tokens(view, third)) == (4 * PAGE_TOKENS, 0)
+
+
+LENGTHS = st.lists(st.integers(0, 40), min_size=3, max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(reported=LENGTHS, placed=LENGTHS, num_pages=st.integers(0, 40), is_known=st.booleans())
+def test_an_arena_has_what_it_reported_or_the_whole_blocks_of_what_was_placed_there(
+    reported: list[int], placed: list[int], num_pages: int, is_known: bool
+) -> None:
+    view, ids = PrefixView(), ("a", "b", "c")
+    for arena_id, num_reported, num_placed in zip(ids, reported, placed, strict=True):
+        view.change(PrefixChanged(arena_id, 1, 0, num_reported, packed(range(1, 1 + num_reported))), 0.0)
+        prompt = hashes_from(packed(range(1, 1 + num_placed)))
+        num_cached_pages = view.look_up(prompt).num_tokens(arena_id) // PAGE_TOKENS if is_known else 0
+        view.place(arena_id, prompt, 0.0, num_cached_pages=num_cached_pages)
+    depths = view.look_up(hashes_from(packed(range(1, 1 + num_pages))))
+    blocks = [4 * (min(num_placed, num_pages) // 4) for num_placed in placed]
+    expected = [max(min(one, num_pages), other) for one, other in zip(reported, blocks, strict=True)]
+    assert [depths.num_tokens(arena_id) // PAGE_TOKENS for arena_id in ids] == expected
+    most = max(expected)
+    holders = tuple(one for one, depth in zip(ids, expected, strict=True) if depth == most) if most else ()
+    assert depths.deepest(frozenset(ids)) == (most * PAGE_TOKENS, holders)
 
 
 def test_a_memory_that_has_gone_silent_is_forgotten() -> None:

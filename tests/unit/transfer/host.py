@@ -145,10 +145,15 @@ class Host:
         for client in self._clients:
             await client.close()
         await until(lambda: self.metric("leases") == 0)
+        await self.until_nothing_is_passed()
         assert self.service.describe().integrity_errors == ()
         assert self.metric("free_pages") + self.metric("cached_pages") == self._geometry.num_pages
         await self.stop()
         assert not self.segment_path.exists()
+
+    async def until_nothing_is_passed(self) -> None:
+        """A match that has waited long enough leaves its fetch behind, and a call ends here after it ended there."""
+        await until(lambda: self.metric("remote_pages_reserved") == self.metric("remote_pages_pinned") == 0)
 
     def metric(self, name: str) -> float:
         return self.service.describe().metrics[name]
@@ -204,5 +209,4 @@ async def open_two_hosts(**how: bool) -> AsyncIterator[list[Host]]:
         yield made
         for host in made:
             assert host.shutdown_reasons == []
-            assert host.metric("remote_pages_reserved") == 0
-            await until(lambda host=host: host.metric("remote_pages_pinned") == 0)  # type: ignore[misc]
+            await host.until_nothing_is_passed()

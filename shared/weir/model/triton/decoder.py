@@ -198,7 +198,6 @@ class TritonDecoder:
             self._head_norms(layer),
         )
         queries, out = heads[:, :num_heads], buffers.attended.view(-1, num_heads, head_dim)
-        num_decodes = 0
         if batch.decode is not None:
             num_decodes = batch.decode.num_rows
             paged_decode(
@@ -213,7 +212,7 @@ class TritonDecoder:
                 pages.scales,
             )
         if batch.prefill is not None:
-            self._prefill(number, batch.prefill, queries[num_decodes:], out[num_decodes:])
+            self._prefill(number, batch.prefill, queries, out)
         rows = products.made_of(buffers.attended, buffers.quantized)
         matrix, bias = layer.attention_output, layer.attention_output_bias
         products.multiply(rows, matrix, scales.attention_output, bias, buffers.delta)

@@ -1,6 +1,7 @@
-"""Decode steps as CUDA graphs, one a number of rows: a step of small kernels costs its kernels, not launches.
+"""Steps as CUDA graphs, one a number of rows: a step of small kernels costs its kernels, not launches.
 
-A graph ends with the logits. Sampling follows it in launches, which the host makes while the graph runs, so that no
+A step of decodes alone is a graph up to its logits. One with prompts is a graph of the forward pass: of few of its rows
+logits are wanted, of other ones each time. What follows is launched by the host while the graph runs, so that no
 parameter of a row keeps a batch from its graph.
 
 A graph replays the same kernels on the same addresses, so a batch is filled up to its graph's rows. How long
@@ -8,23 +9,39 @@ the sequences are is data: attention goes through a list of work.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from weir.model.triton.batch import EMPTY_BATCH, DeviceBatch, HostBatch
 
 _WARM_UPS = 2
+_MOST_MIXED_ROWS = 512
+"""From there on the GPU computes for longer than the host launches."""
 
-Capture = Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
-"""Takes a step that was run before, and gives back what runs it again on the same memory."""
+ResultT = TypeVar("ResultT")
 
 
-def graph_sizes(max_sequences: int) -> tuple[int, ...]:
+class Capture(Protocol):
+    """Takes a step that was run before, and gives back what runs it again on the same memory."""
+
+    def __call__(self, step: Callable[[], ResultT], /) -> Callable[[], ResultT]: ...
+
+
+def decode_sizes(max_sequences: int) -> tuple[int, ...]:
     """Rows by powers of two, and the limit itself; the smallest first."""
     sizes = [1]
     while sizes[-1] < max_sequences:
         sizes.append(min(2 * sizes[-1], max_sequences))
     return tuple(sizes)
+
+
+def mixed_sizes(max_rows: int) -> tuple[int, ...]:
+    """Of steps with prompts: products take as long as they have rows from some hundred on, so few rows may be in
+    vain."""
+    most = min(max_rows, _MOST_MIXED_ROWS)
+    return (*(size for size in (16, 32, 64, *range(128, most, 64)) if size < most), most)
 
 
 def cuda_graph_capture() -> Capture:
@@ -36,7 +53,7 @@ def cuda_graph_capture() -> Capture:
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def capture(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def capture(step: Callable[[], ResultT], /) -> Callable[[], ResultT]:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
@@ -47,7 +64,7 @@ def cuda_graph_capture() -> Capture:
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             result = step()
 
-        def replay() -> torch.Tensor:
+        def replay() -> ResultT:
             graph.replay()
             return result
 
@@ -56,22 +73,30 @@ def cuda_graph_capture() -> Capture:
     return capture
 
 
-class DecodeGraphs:
-    """`run_step` computes a batch and returns its logits [rows, vocabulary], in memory that stays where it is."""
+@dataclass(frozen=True, slots=True)
+class Replayed(Generic[ResultT]):
+    """A step that a graph computes: what it was given, and what `run_step` returns, until the next step."""
+
+    index: DeviceBatch
+    result: ResultT
+
+
+class StepGraphs(Generic[ResultT]):
+    """Graphs of steps of one kind. What `run_step` returns is in memory that stays where it is."""
 
     def __init__(
         self,
         sizes: Sequence[int],
         prepare: Callable[[HostBatch, int], DeviceBatch],
-        run_step: Callable[[DeviceBatch], torch.Tensor],
+        run_step: Callable[[DeviceBatch], ResultT],
         capture: Capture,
     ) -> None:
-        """`prepare`: a batch of decodes on the device, filled up to so many rows, at the same addresses each time."""
+        """`prepare`: a batch on the device, filled up to so many rows, at the same addresses each time."""
         self._sizes = tuple(sizes)
         self._prepare = prepare
         self._run_step = run_step
         self._capture = capture
-        self._replays: dict[int, Callable[[], torch.Tensor]] = {}
+        self._replays: dict[int, Callable[[], ResultT]] = {}
 
     def capture_all(self) -> None:
         """Largest first, so that the others find its memory."""
@@ -79,12 +104,10 @@ class DecodeGraphs:
             index = self._prepare(EMPTY_BATCH, num_rows)
             self._replays[num_rows] = self._capture(lambda index=index: self._run_step(index))  # type: ignore[misc]
 
-    def try_run(self, batch: HostBatch) -> torch.Tensor | None:
-        """The logits [decodes, vocabulary], until the next run; None for a batch that is more than decodes, or larger
-        than any graph."""
-        count = len(batch.decodes)
-        num_rows = next((size for size in self._sizes if size >= count), None)
-        if count == 0 or batch.prefills or num_rows is None:
+    def try_run(self, batch: HostBatch) -> Replayed[ResultT] | None:
+        """None for a batch with more rows than any graph."""
+        num_rows = next((size for size in self._sizes if size >= batch.num_rows), None)
+        if num_rows is None:
             return None
-        self._prepare(batch, num_rows)
-        return self._replays[num_rows]()[:count]
+        index = self._prepare(batch, num_rows)
+        return Replayed(index, self._replays[num_rows]())

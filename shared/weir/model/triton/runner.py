@@ -1,7 +1,7 @@
 """Runs a step's plan on a GPU."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,20 +14,31 @@ from weir.model.architecture import ModelConfig
 from weir.model.rows import ScoredRows
 from weir.model.torch.weights import Weights
 from weir.model.triton.batch import (
+    MAX_PADDED_PROMPTS,
     BatchMaker,
     DeviceBatch,
     HostBatch,
+    MixedSize,
     TritonLimits,
     device_batch,
     padded_decodes,
+    padded_mixed,
 )
 from weir.model.triton.decoder import TritonDecoder
-from weir.model.triton.graphs import Capture, DecodeGraphs, cuda_graph_capture, graph_sizes
+from weir.model.triton.graphs import Capture, StepGraphs, cuda_graph_capture, decode_sizes, mixed_sizes
 from weir.model.triton.memory import DevicePages, StepUpload
 from weir.model.triton.sampled_before import SampledBefore
 from weir.model.triton.sampling import DeviceSampler, PendingSamples
 
 _WARM_UP_TOKENS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    """`decodes` end with logits [rows, vocabulary], `mixed` with the forward pass."""
+
+    decodes: StepGraphs[torch.Tensor]
+    mixed: StepGraphs[None]
 
 
 class TritonRunner:
@@ -62,10 +73,10 @@ class TritonRunner:
         self._sampler = DeviceSampler(limits, config.vocab_size, pages.device)
         self._sampled_before = SampledBefore(limits.max_sequences, pages.device)
         self._mark_stream = mark_stream or partial(_mark_current_stream, pages.device)
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: _Graphs | None = None
 
     def warm_up(self) -> None:
-        """Compiles every kernel and, on a GPU, captures the graphs of decode steps.
+        """Compiles every kernel and, on a GPU, captures the graphs of steps.
 
         Pages of the arena may be others' already: none is read or written.
         """
@@ -80,16 +91,19 @@ class TritonRunner:
         spec = SampleSpec(everything, 1, history=TokenHistory(np.zeros(length, np.int32), length))
         runner.run(StepPlan(0, (ChunkPlan(0, length, (0,), table, spec),)))
         if scratch.is_cuda:
-            self.capture_decodes()
+            self.capture_graphs()
 
-    def capture_decodes(self, capture: Capture | None = None) -> None:
-        """From here on steps of decodes alone are replayed, by default as CUDA graphs. Reads and writes no page."""
+    def capture_graphs(self, capture: Capture | None = None) -> None:
+        """From here on steps of few rows are replayed, by default as CUDA graphs. Reads and writes no page."""
         capture = capture or cuda_graph_capture()
-        sizes = graph_sizes(min(self._limits.max_sequences, self._limits.max_rows))
-        graphs = DecodeGraphs(sizes, self._padded_decodes, self._decode_step, capture)
+        max_rows = self._limits.max_rows
+        sizes = decode_sizes(min(self._limits.max_sequences, max_rows))
+        decodes = StepGraphs(sizes, self._padded_decodes, self._decode_step, capture)
+        mixed = StepGraphs(mixed_sizes(max_rows), self._padded_mixed, self._decoder.forward, capture)
         with torch.inference_mode():
-            graphs.capture_all()
-        self._graphs = graphs
+            mixed.capture_all()
+            decodes.capture_all()
+        self._graphs = _Graphs(decodes, mixed)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Returns, or raises, once the device has written the pages: other processes may get them right after.
@@ -123,18 +137,28 @@ class TritonRunner:
     def _launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """What is returned is to be called once the device has done it."""
         batch = self._batches.make(plan)
-        logits = self._graphs.try_run(batch) if self._graphs is not None else None
-        if logits is not None:
-            return self._sampled(logits, batch).result
-        index = device_batch(batch, self._upload, self._decoder.queries_per_tile, self._decoder.decode_tiles)
-        self._sampled_before.fill_in(batch.decodes, index.token_ids)
-        self._decoder.forward(index)
+        if self._graphs is not None and not batch.prefills:
+            replayed = self._graphs.decodes.try_run(batch)
+            if replayed is not None:
+                return self._sampled(replayed.result[: len(batch.decodes)], batch).result
+        index = self._forward(batch)
         scores = {scored.slot: self._prompt_logprobs(scored, index.token_ids.device) for scored in batch.scored}
         if index.sampled_rows is None:
             self._sampled_before.forget()
             return lambda: StepResult({}, prompt_logprobs=scores)
         samples = self._sampled(self._decoder.logits(index.sampled_rows), batch)
         return lambda: replace(samples.result(), prompt_logprobs=scores)
+
+    def _forward(self, batch: HostBatch) -> DeviceBatch:
+        """The decoder then has the last hidden states of these rows."""
+        if self._graphs is not None and 0 < len(batch.prefills) <= MAX_PADDED_PROMPTS:
+            replayed = self._graphs.mixed.try_run(batch)
+            if replayed is not None:
+                return replayed.index
+        index = device_batch(batch, self._upload, self._decoder.queries_per_tile, self._decoder.decode_tiles)
+        self._sampled_before.fill_in(batch.decodes, index.token_ids)
+        self._decoder.forward(index)
+        return index
 
     def _sampled(self, logits: torch.Tensor, batch: HostBatch) -> PendingSamples:
         samples = self._sampler.launch(logits, batch.sampled)
@@ -144,6 +168,13 @@ class TritonRunner:
     def _padded_decodes(self, batch: HostBatch, num_rows: int) -> DeviceBatch:
         decoder = self._decoder
         index = padded_decodes(batch, num_rows, self._upload, decoder.decode_tiles, decoder.most_work(num_rows))
+        self._sampled_before.fill_in(batch.decodes, index.token_ids)
+        return index
+
+    def _padded_mixed(self, batch: HostBatch, num_rows: int) -> DeviceBatch:
+        decoder, size = self._decoder, MixedSize.of(num_rows, self._limits)
+        most = decoder.most_work(size.max_decodes)
+        index = padded_mixed(batch, size, self._upload, decoder.queries_per_tile, decoder.decode_tiles, most)
         self._sampled_before.fill_in(batch.decodes, index.token_ids)
         return index
 

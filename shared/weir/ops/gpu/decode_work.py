@@ -21,12 +21,16 @@ ITEM_INTS = 4
 class DecodeTiles:
     """How the work is cut. `split_tokens` and `block_tokens` set the order of additions, so results depend on them to
     the last bit: they are functions of the model's shape and type, never of the batch. A row longer than MAX_SPLITS
-    splits has MAX_SPLITS of a multiple of `split_tokens`, by its own length."""
+    splits has MAX_SPLITS of a multiple of `split_tokens`, by its own length.
+
+    `num_programs`: of a multiprocessor. Results do not depend on it.
+    """
 
     split_tokens: int
     block_tokens: int
     num_warps: int
     num_stages: int
+    num_programs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +52,23 @@ class DecodeWork:
 
 
 def decode_tiles(head_dim: int, dtype: torch.dtype) -> DecodeTiles:
-    """A block is 32 KiB of keys and values, read two blocks ahead, so that a few programs on a multiprocessor keep
-    enough bytes in flight to hide memory latency. Triton's pipeliner halves the stages of a load whose address comes
-    from another load, as a page's does: 5 stages read 2 blocks ahead, 3 and 4 only 1. Blocks of int8 have half the
-    bytes, for they are widened in registers, and 4 of them are read ahead.
+    """Many programs of few warps, so that a multiprocessor has enough bytes in flight to hide memory latency. Triton's
+    pipeliner halves the stages of a load whose address comes from another load, as a page's does: 5 stages read 2
+    blocks ahead, 3 and 4 only 1.
+
+    Up to 128 elements, what an H200 was fastest with (ADR 105); fp32 and wider heads take blocks of 32 KiB, as they are
+    multiplied.
     """
-    is_int8 = dtype is torch.int8
-    block_tokens = min(128, 16384 // (triton.next_power_of_2(head_dim) * (2 if is_int8 else dtype.itemsize)))
-    return DecodeTiles(256, block_tokens, num_warps=4, num_stages=9 if is_int8 else 5)
+    width, is_int8 = triton.next_power_of_2(head_dim), dtype is torch.int8
+    if width > 128 or dtype is torch.float32:
+        block_tokens = min(128, 16384 // (width * (2 if is_int8 else dtype.itemsize)))
+        return DecodeTiles(256, block_tokens, num_warps=4, num_stages=9 if is_int8 else 5, num_programs=3)
+    if is_int8:
+        return DecodeTiles(256, block_tokens=min(128, 8192 // width), num_warps=2, num_stages=5, num_programs=8)
+    is_narrow = width <= 64
+    return DecodeTiles(
+        256, block_tokens=32, num_warps=1, num_stages=7 if is_narrow else 5, num_programs=8 if is_narrow else 6
+    )
 
 
 def most_splits(max_context_tokens: int, tiles: DecodeTiles) -> int:

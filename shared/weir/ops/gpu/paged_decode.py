@@ -19,9 +19,8 @@ from weir.ops.gpu.decode_work import MAX_SPLITS, DecodeTiles, DecodeWork, most_s
 from weir.ops.reference_quantized import KvScales
 
 _MIN_DOT_ROWS = 16
-_MERGE_ELEMENTS = 4096
-_PROGRAMS_PER_MULTIPROCESSOR = 3
-"""As many as run side by side on sm_90 by their shared memory. Results do not depend on it."""
+_MAX_WARPS = 8
+_MERGE_ELEMENTS = 2048
 _PROGRAMS_WITHOUT_GPU = 64
 
 
@@ -234,7 +233,7 @@ def decode_scratch(
     num_programs = _PROGRAMS_WITHOUT_GPU
     if device.type == "cuda":
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        num_programs = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+        num_programs = tiles.num_programs * multiprocessors
     return DecodeScratch(
         torch.empty(max_rows, num_heads, splits, head_dim, dtype=torch.float32, device=device),
         torch.empty(max_rows, num_heads, splits, dtype=torch.float32, device=device),
@@ -268,14 +267,13 @@ def paged_decode(
     found = check_kv_scales(keys, scales)
     check_shape("out", out, queries.shape)
     check_rows("out", out)
-    for name, tensor, length in (("work.items", work.items, None), ("work.num_items", work.num_items, 1)):
-        check_shape(name, tensor, (length,))
-        check_dtype(name, tensor, torch.int32)
+    _check_work(work)
     num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
     _check_scratch(scratch, queries, work.size.max_splits)
     if work.size.max_items == 0:
         return
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
+    block_m = max(_MIN_DOT_ROWS, block_g)
     paged_decode_kernel[min(work.size.max_items * num_kv_heads, scratch.num_programs),](
         queries,
         keys,
@@ -298,7 +296,7 @@ def paged_decode(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
-        BLOCK_M=max(_MIN_DOT_ROWS, block_g),
+        BLOCK_M=block_m,
         BLOCK_N=tiles.block_tokens,
         BLOCK_G=block_g,
         BLOCK_S=min(16, max(1, _MERGE_ELEMENTS // (block_g * block_d))),
@@ -307,12 +305,18 @@ def paged_decode(
         PAGE=PAGE_TOKENS,
         IS_INT8=scales is not None,
         **scoring.flags,
-        num_warps=tiles.num_warps,
+        num_warps=max(tiles.num_warps, min(_MAX_WARPS, block_m // _MIN_DOT_ROWS)),  # of many heads, by their registers
         num_stages=tiles.num_stages,
         enable_fp_fusion=False,
         # two programs a multiprocessor: the assembler aims at three, and spills for it
         **({} if head_dim <= 128 else {"maxnreg": 224}),
     )
+
+
+def _check_work(work: DecodeWork) -> None:
+    for name, tensor, length in (("work.items", work.items, None), ("work.num_items", work.num_items, 1)):
+        check_shape(name, tensor, (length,))
+        check_dtype(name, tensor, torch.int32)
 
 
 def _check_scratch(scratch: DecodeScratch, queries: torch.Tensor, num_splits: int) -> None:

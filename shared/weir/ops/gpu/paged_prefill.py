@@ -16,6 +16,15 @@ from weir.ops.gpu.checks import check_dtype, check_kv_pages, check_kv_scales, ch
 from weir.ops.reference_quantized import KvScales
 
 
+@triton.jit
+def load_tile(p_tile, p_first_rows):
+    """Its sequence, the first query of that one's chunk, and the chunk's first row and rows in the flat batch."""
+    i_sequence = tl.load(p_tile).to(tl.int64)
+    first_query = tl.load(p_tile + 1)
+    first_row = tl.load(p_first_rows + i_sequence)
+    return i_sequence, first_query, first_row, tl.load(p_first_rows + i_sequence + 1) - first_row
+
+
 # a table as wide as the longest sequence must not compile the kernel anew
 @triton.jit(do_not_specialize=["stride_table"])
 def paged_prefill_kernel(
@@ -60,14 +69,13 @@ def paged_prefill_kernel(
         positions  0 ....... full_end .... last        [0, full_end): seen by every query of the tile
                    |-- unmasked --|-- masked --|
 
-    With a window all blocks are masked, from the first one that a query of the tile sees.
+    With a window all blocks are masked, from the first one that a query of the tile sees. A tile of a sequence without
+    rows does nothing: a list of tiles may be filled up with them.
     """
     i_kv_head = tl.program_id(0).to(tl.int64)
-    i_tile = tl.program_id(1)
-    i_sequence = tl.load(p_tiles + 2 * i_tile).to(tl.int64)
-    first_query = tl.load(p_tiles + 2 * i_tile + 1)
-    first_row = tl.load(p_first_rows + i_sequence)
-    num_rows = tl.load(p_first_rows + i_sequence + 1) - first_row
+    i_sequence, first_query, first_row, num_rows = load_tile(p_tiles + 2 * tl.program_id(1), p_first_rows)
+    if num_rows == 0:
+        return
     end = tl.load(p_ends + i_sequence)
     first_position = end - num_rows + first_query
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -137,6 +145,8 @@ def prefill_tiles(
         block_rows, block_tokens, num_warps, num_stages = 32, 32, 4, 2
     elif head_dim > 128:
         block_rows, block_tokens = 64, 32
+    elif compute_capability == 90 and head_dim > 64:  # what an H200 was fastest with, ADR 105
+        block_rows, num_warps, num_stages = 64, 4, 2
     elif 90 <= compute_capability < 120:  # 12.x has 99 KB of shared memory, too little for five stages
         num_stages = 5  # a page's keys lie at a loaded address, which halves the stages: two blocks on their way
     elif head_dim > 64:
@@ -168,8 +178,8 @@ def paged_prefill(
     tiles: PrefillTiles,
     scales: KvScales | None = None,
 ) -> None:
-    """Writes `out` [rows, heads, head_dim]; shapes and meaning as `reference.paged_prefill`. With `scales` keys
-    and values are int8.
+    """Writes the rows of `out` [rows, heads, head_dim] that sequences have; shapes and meaning as
+    `reference.paged_prefill`. With `scales` keys and values are int8.
 
     All index tensors are int32; `tile_list` [tiles, 2] comes from `tiles_of`. Ends must not pass the tables' width:
     they live on the device and are not checked. A position's result depends on its own sequence only, and not on how
