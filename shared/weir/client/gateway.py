@@ -22,18 +22,13 @@ from weir.client.messages import (
 from weir.client.resumption import Resumption
 from weir.core.credentials import key_metadata
 from weir.core.options import GenerateOptions
-from weir.rpc.channel import MAX_MESSAGE_BYTES
+from weir.rpc.channel import CHANNEL_OPTIONS
 from weir.rpc.errors import from_rpc_error
 from weir.rpc.tls.public import make_public_channel, public_target
 from weir.wire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 DEFAULT_TIMEOUT_S = 600.0
 _UNARY_TIMEOUT_S = 30.0
-_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),
-]
 _ResponseT = TypeVar("_ResponseT")
 
 
@@ -56,9 +51,9 @@ class WeirClient:
         self._metadata = key_metadata(api_key)
         target, credentials = public_target(address, ca)
         self._channel = (
-            grpc.insecure_channel(target, options=_OPTIONS)
+            grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
             if credentials is None
-            else grpc.secure_channel(target, credentials, options=_OPTIONS)
+            else grpc.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
         )
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminStub(self._channel)

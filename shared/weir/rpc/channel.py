@@ -12,15 +12,27 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Above what any field limit allows, so that a prompt that is too long is answered with the field's name."""
 
 KEEPALIVE_TIME_MS = 4_000
+"""Without a sign of life, after which a side asks for one."""
 KEEPALIVE_TIMEOUT_MS = 3_000
+"""Without an answer, after which a connection is given up."""
+
+
+def keepalive(timeout_ms: int = KEEPALIVE_TIMEOUT_MS) -> tuple[tuple[str, int], ...]:
+    """Options of a channel or server that gives up connections whose other side is silent."""
+    return (
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # Unset it is a minute, and the longer of the two counts (gRPC 1.85).
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
 
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
+    *keepalive(),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -24,7 +24,7 @@ from opentelemetry.trace import SpanKind, Tracer
 from weir.core.errors import FieldViolation, InvalidRequest, Unavailable, WeirError
 from weir.core.trace_context import extract
 from weir.rpc.access import RpcAccess
-from weir.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
+from weir.rpc.channel import KEEPALIVE_TIME_MS, MAX_MESSAGE_BYTES, keepalive
 from weir.rpc.errors import abort_with
 from weir.rpc.port_guard import PortLimits, handler_kind
 
@@ -35,20 +35,19 @@ if TYPE_CHECKING:  # these are generic in their stubs only
 _log = logging.getLogger(__name__)
 _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     # Below the clients' interval: a client's own keep-alive must not count as abuse.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
     # A port that is taken must be an error, not a port that two processes share.
     ("grpc.so_reuseport", 0),
 )
 _INTERNAL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *keepalive(),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.max_ping_strikes", 0),
 )
 _MAX_PING_STRIKES = 2
+_CLIENT_KEEPALIVE_TIMEOUT_MS = 20_000
+"""A client may be far away, or change its network: it decides itself whether so long is too long."""
 MAX_METADATA_BYTES = 16 << 10
 """Of the headers of one call to a port for clients, unpacked."""
 _STARTING_RETRY_S = 1.0
@@ -66,6 +65,7 @@ def make_server(
 
 def _public_options(limits: PortLimits) -> tuple[tuple[str, int], ...]:
     return (
+        *keepalive(_CLIENT_KEEPALIVE_TIMEOUT_MS),
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
         ("grpc.http2.max_ping_strikes", _MAX_PING_STRIKES),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from weir.rpc.tls.public import public_target
+from weir.rpc.tls.public import make_public_channel
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 
@@ -126,7 +126,6 @@ async def follow(
 
 def open_stub(address: str, ca: str = "") -> "tuple[grpc.aio.Channel, inference_pb2_grpc.InferenceAsyncStub]":
     """The channel is the caller's to close. `ca`: as `weir.client.WeirClient`."""
-    target, credentials = public_target(address, ca)
-    channel = grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)
+    channel = make_public_channel(address, ca)
     stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
     return channel, stub

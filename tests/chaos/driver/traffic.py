@@ -12,6 +12,7 @@ import grpc
 from tests.chaos.driver.client import Answer, Ask, Break, ask
 from tests.chaos.driver.requests import try_find_problem
 
+from weir.rpc.channel import make_channel
 from weir.testing.load import StreamRecord, stream
 from weir.wire.v1 import inference_pb2, inference_pb2_grpc
 
@@ -19,7 +20,6 @@ STREAM_TIMEOUT_S = 240.0
 _LEARN_AT_ONCE = 16
 _KEYED_SHARE = 0.7
 _CANCELLED_SHARE = 0.1
-_CHANNEL_OPTIONS = [("grpc.max_reconnect_backoff_ms", 1000), ("grpc.use_local_subchannel_pool", 1)]
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Traffic:
     async def _open_stubs(self, channels: AsyncExitStack) -> "list[inference_pb2_grpc.InferenceAsyncStub]":
         stubs: list[inference_pb2_grpc.InferenceAsyncStub] = []
         for address in self._addresses:
-            channel = await channels.enter_async_context(grpc.aio.insecure_channel(address, _CHANNEL_OPTIONS))
+            channel = await channels.enter_async_context(make_channel(address))
             stubs.append(inference_pb2_grpc.InferenceStub(channel))
         return stubs
 
