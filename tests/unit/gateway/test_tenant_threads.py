@@ -78,7 +78,7 @@ async def test_a_tenant_with_peers_leaves_one_thread_free(threads: TenantThreads
         for name in "123":
             tasks.create_task(threads.run(A, work.named(name), is_short=False))
         await work.until("1")
-        assert await asyncio.wait_for(threads.run(B, lambda: "at once", is_short=False), 1) == "at once"
+        assert await asyncio.wait_for(threads.run(B, lambda: "at once", is_short=False), 10) == "at once"
         assert work.begun == ["1"]
         work.let_go(3)
 
@@ -134,7 +134,7 @@ async def test_what_waits_at_the_end_is_not_done(threads: TenantThreads) -> None
     assert ends[0] == "1"
     assert isinstance(ends[1], Unavailable)
     with pytest.raises(Unavailable, match="shutting down") as late:
-        await asyncio.wait_for(threads.run(B, work.named("3"), is_short=False), 1)
+        await asyncio.wait_for(threads.run(B, work.named("3"), is_short=False), 10)
     assert late.value.retry_after_s == 1.0
     assert (threads.num_waiting, work.begun) == (0, ["1"])
 

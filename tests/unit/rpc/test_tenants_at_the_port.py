@@ -93,9 +93,8 @@ def _send_bomb(host: str, port: int) -> bytes:
     block += bytes((0x40, 4)) + b"bomb" + b"\x7f\xa1\x1e" + b"x" * 4000 + b"\xbe" * 12_000
     frame = len(block).to_bytes(3, "big") + bytes((1, 4, 0, 0, 0, 1)) + block
     received = b""
-    with socket.create_connection((host, port), timeout=5) as connection:
+    with socket.create_connection((host, port), timeout=20) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)) + frame)
-        connection.settimeout(1.0)
         try:
             while b"grpc-status" not in received and (part := connection.recv(65536)):
                 received += part

@@ -150,7 +150,7 @@ async def test_without_a_bus_the_arena_goes_on_and_stops_in_time() -> None:
     arena.events.start()
     await until(lambda: arena.events.metrics()["prefix_events_failures_total"] == 1)
     arena.seal([0])
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         await arena.events.stop()
 
 

@@ -117,7 +117,7 @@ async def test_stopping_ends_a_put_that_swallows_its_cancellation() -> None:
     entry = entry_of()
     starting = asyncio.create_task(entry.start(bus, 30.0))  # type: ignore[arg-type]
     await bus.entered.wait()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(15):
         await entry.stop()
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
