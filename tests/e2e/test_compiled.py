@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.wheels import ROOT, build_wheel
 
 pytest.importorskip("hatchling", reason="builds the wheel; `make setup-dev` installs it")
-pytestmark = pytest.mark.timeout(600)  # whichever is the first one compiles
+pytestmark = pytest.mark.timeout(1800)  # whichever is the first one compiles
 
 _ORIGINS = """
 import importlib, pkgutil, weir.scheduling
@@ -81,7 +81,7 @@ def test_a_simulated_load_ends_as_by_the_sources(compiled: Path, tmp_path: Path,
 
 
 def test_the_tests_of_scheduling_pass_on_it(compiled: Path) -> None:
-    options = ["-q", "-p", "no:cacheprovider", "-o", f"pythonpath={compiled} {ROOT}", "-o", "timeout=600"]
+    options = ["-q", "-p", "no:cacheprovider", "-o", f"pythonpath={compiled} {ROOT}", "-o", "timeout=1800"]
     command = [sys.executable, "-m", "pytest", *options, "tests/unit/scheduler"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -32,7 +32,7 @@ def run(*command: str, environ: dict[str, str] | None = None, text: str = "") ->
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -195,7 +195,7 @@ class Shell:
     folder: Path
     environ: Mapping[str, str]
 
-    def run(self, line: str, *, text: str = "", timeout_s: float = 220.0) -> str:
+    def run(self, line: str, *, text: str = "", timeout_s: float = 580.0) -> str:
         """What it printed; it must have ended well."""
         done = subprocess.run(
             ["sh", "-c", line],

@@ -43,7 +43,7 @@ class Installed:
     cwd: Path
     environ: Mapping[str, str]
 
-    def run(self, *command: str, timeout_s: float = 100.0) -> "subprocess.CompletedProcess[str]":
+    def run(self, *command: str, timeout_s: float = 300.0) -> "subprocess.CompletedProcess[str]":
         """`command`: a program of the environment, and its arguments."""
         program = self.environment / "bin" / command[0]
         return subprocess.run(

@@ -130,5 +130,5 @@ def _run(code: str, arguments: list[str], search_path: list[Path]) -> "subproces
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
     )

@@ -58,7 +58,7 @@ print(len(names))
 
 def run_plain(code: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", _PLAIN + code], cwd=cwd, capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", _PLAIN + code], cwd=cwd, capture_output=True, text=True, check=False, timeout=300
     )
 
 

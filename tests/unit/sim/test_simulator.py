@@ -185,7 +185,7 @@ def test_a_request_that_is_lost_on_its_way_ends_the_run_as_a_defect(monkeypatch:
 def digest_in_a_process_with(hash_seed: str) -> str:
     environ = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _RUN]
-    run = subprocess.run(command, env=environ, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=100)
+    run = subprocess.run(command, env=environ, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=300)
     return run.stdout
 
 
