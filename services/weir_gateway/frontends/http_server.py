@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.core.errors import Unavailable
 from weir_gateway.frontends.bodies.unknown_fields import UnknownFields
@@ -23,6 +23,8 @@ _BACKLOG = 2048
 _CLOSE_CONNECTIONS_S = 2
 _KEEP_ALIVE_S = 30
 _POLL_S = 0.01
+_MAX_PATH_CHARS = 200
+"""Of a client's own, in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,14 @@ class HttpServer:
         on_failure: Callable[[str], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._app = app
         self._host = settings.host
         self._has_tls = tls is not None
         self._on_failure = on_failure
         self._book = ConnectionBook(settings.max_connections, settings.max_idle_connections)
         config = uvicorn.Config(
-            app,
+            self._answer,
+            interface="asgi3",
             http=protocol_with_bounds(self._book, settings.head_timeout_s),  # type: ignore[arg-type]  # it only calls it
             log_config=None,
             access_log=False,
@@ -131,6 +135,15 @@ class HttpServer:
 
     def metrics(self) -> dict[str, float]:
         return self._book.metrics()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Where it ends with the server, since its client takes nothing, that is no defect, as uvicorn would log it."""
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._server.should_exit:
+                raise
+            logger.warning("%s %s: cut off as the server ends", scope["method"], scope["path"][:_MAX_PATH_CHARS])
 
     def _check_end(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()

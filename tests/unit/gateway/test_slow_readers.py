@@ -1,6 +1,7 @@
 """A client that stops reading its stream loses that stream, and nobody else's: over a real socket."""
 
 import asyncio
+import contextlib
 import json
 import socket
 
@@ -51,3 +52,11 @@ async def test_a_stream_over_http_that_is_not_read_ends_and_its_sequence_is_canc
         assert (world.metric("cancelled_total"), world.metric("finished_total")) == (1, 1)
         assert world.metric("entry_held") == 0
         unread.close()
+
+
+async def test_a_stream_that_nobody_reads_when_the_gateway_ends_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_world(max_context=300_000) as world:
+        world.pair.stops_after = 1
+        with contextlib.closing(await start_unread(world)):
+            await world.gateway.stop()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
