@@ -113,35 +113,3 @@ def test_every_prompt_through_the_pools_equals_transformers(tmp_path: Path, num_
         check_tokens(prompts, together, ALLOWED_DIFFERENCES)
         assert [record.token_ids for record in together] == [record.token_ids for record in alone]
         check_split(stack, prompts, num_runs=2)
-
-
-needs_a_gpu = pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU here")
-
-
-def answers_on_a_gpu(folder: Path, *flags: str) -> tuple[list[StreamRecord], list[StreamRecord]]:
-    """To every prompt: 32 at a time, and 3 at a time."""
-    environ = {"WEIR_SERVES_LOCALLY": "false"}
-    with Stack(folder, num_decode=2, flags=("--device", "cuda", *flags), environ=environ) as stack:
-        many = asyncio.run(answers(stack.grpc_address, load_golden(), at_once=32))
-        few = asyncio.run(answers(stack.grpc_address, load_golden(), at_once=3))
-        assert stack.integrity_errors() == []
-    return many, few
-
-
-@pytest.mark.gpu
-@pytest.mark.golden
-@pytest.mark.timeout(600)
-@needs_a_gpu
-def test_every_prompt_on_a_gpu_in_fp32_equals_transformers(tmp_path: Path) -> None:
-    for records in answers_on_a_gpu(tmp_path, "--precision", "fp32"):
-        check_tokens(load_golden(), records, ALLOWED_DIFFERENCES)
-
-
-@pytest.mark.gpu
-@pytest.mark.golden
-@pytest.mark.timeout(600)
-@needs_a_gpu
-def test_exact_answers_of_a_gpu_are_the_same_whatever_else_is_answered(tmp_path: Path) -> None:
-    many, few = answers_on_a_gpu(tmp_path, "--precision", "bf16", "--exact")
-    assert [record.token_ids for record in many] == [record.token_ids for record in few]
-    assert all(record.token_ids for record in many)
