@@ -22,7 +22,7 @@ def keepalive(timeout_ms: int = KEEPALIVE_TIMEOUT_MS) -> tuple[tuple[str, int], 
     return (
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", timeout_ms),
-        # Unset it is a minute, and the longer of the two counts (gRPC 1.85).
+        # What gRPC 1.85 goes by, and a minute unless it is set.
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from opentelemetry.context import Context
+from tests.chaos.relay import Relay
 from tests.unit.gateway.fake_scheduler import CALLER
 from tests.unit.gateway.fake_workers import update
 from tests.unit.gateway.world import FAST, World, open_world
@@ -235,3 +236,18 @@ async def test_an_http_client_that_never_reads_is_given_up() -> None:
     response = EventStream(events(), leave, StreamSettings(send_timeout_s=0.05), {})
     await asyncio.wait_for(response({"type": "http"}, never, send), 5)
     assert num_left > 0
+
+
+async def test_a_grpc_client_whose_network_is_gone_frees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.rpc.server._CLIENT_KEEPALIVE_TIMEOUT_MS", 500)
+    async with open_world(PATIENT) as world:
+        is_there = hold_in(world, "decoding")
+        host, _, port = world.grpc_address.rpartition(":")
+        with Relay(host, int(port)) as relay:
+            async with grpc.aio.insecure_channel(relay.address) as channel:  # which asks for no signs of life itself
+                call = inference_pb2_grpc.InferenceStub(channel).Generate(greedy_request("x", max_tokens=64))
+                await world.until(is_there, "it is being decoded")
+                relay.cut()
+                await world.until_idle()
+                assert world.metric("cancelled_total") == 1
+                call.cancel()
