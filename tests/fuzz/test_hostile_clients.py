@@ -17,7 +17,7 @@ from tests.unit.gateway.world import FAST, World, open_world
 from weir.rpc.port_guard import PortLimits
 from weir.testing.load import greedy_request, stream
 
-TIMEOUT_S = 0.4
+TIMEOUT_S = 1.5
 NUM_SLOW = 20
 MESSAGE_BYTES = 4 << 20
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

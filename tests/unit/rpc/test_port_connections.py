@@ -5,14 +5,17 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from weir.rpc.channel import CHANNEL_OPTIONS, KEEPALIVE_TIME_MS, make_channel
 from weir.rpc.port_guard import PortLimits
-from weir.rpc.server import make_server
+from weir.rpc.server import _INTERNAL_OPTIONS, _SERVER_OPTIONS, _public_options, make_server
 
 MAX_CONNECTIONS = 8
 HANDSHAKE_S = 1.0
@@ -37,6 +40,34 @@ async def test_more_connections_than_the_bound_are_closed_and_those_that_say_not
         for _, writer in opened:
             writer.close()
         await server.stop(None)
+
+
+async def test_a_call_on_which_nothing_comes_is_not_cut_off_for_its_clients_signs_of_life() -> None:
+    async def answer_late(request: bytes, context: object) -> bytes:
+        await asyncio.sleep(4.6 * KEEPALIVE_TIME_MS / 1000)  # gRPC by itself takes the fourth sign for abuse
+        return request
+
+    server = make_server(limits=PortLimits(1 << 20, max_calls=4))
+    method: Any = grpc.unary_unary_rpc_method_handler(answer_late)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Late", {"answer": method}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with make_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.unary_unary("/test.Late/answer")
+            assert await call(b"x", timeout=60) == b"x"
+    finally:
+        await server.stop(None)
+
+
+def test_grpc_knows_every_option_that_is_set() -> None:
+    """It says nothing of others, and goes by its defaults."""
+    options = [*CHANNEL_OPTIONS, *_SERVER_OPTIONS, *_INTERNAL_OPTIONS, *_public_options(PortLimits(1, max_calls=1))]
+    spec = find_spec("grpc._cython.cygrpc")
+    assert spec is not None
+    assert spec.origin is not None
+    library = Path(spec.origin).read_bytes()
+    assert [name for name, _ in options if name.encode() not in library] == []
 
 
 async def test_a_connection_over_the_bound_is_closed_while_those_before_it_stay() -> None:
