@@ -34,7 +34,7 @@ from weir_gateway.frontends.http_access import http_callers_of
 from weir_gateway.frontends.http_app import CallerRoute, Endpoint, Handler, HttpApp, with_caller
 from weir_gateway.frontends.http_body import BadBody, BodyReader
 from weir_gateway.frontends.http_keys import event_id_of, key_of, with_key
-from weir_gateway.frontends.http_server import HttpSettings
+from weir_gateway.frontends.http_server import MAX_SHOWN_CHARS, HttpSettings
 from weir_gateway.frontends.http_tools import HttpTools
 from weir_gateway.frontends.openai.render import AnswerRenderer, error_body
 from weir_gateway.frontends.openai.schema import (
@@ -60,8 +60,6 @@ from weir_gateway.requests.quota_book import QuotaBook
 from weir_gateway.requests.request_end import shutting_down
 
 logger = logging.getLogger(__name__)
-
-_MAX_SHOWN_CHARS = 200
 
 
 class HttpFrontend:
@@ -163,7 +161,7 @@ class HttpFrontend:
             except asyncio.CancelledError:  # by the server alone, at its end, after it has waited for a while
                 response = error_form_of(request.url.path).of_error(shutting_down(), correlation_id)
             except Exception as error:  # noqa: BLE001 - the boundary of one HTTP request: logged, counted, answered
-                what = f"{request.method} {request.url.path[:_MAX_SHOWN_CHARS]}"
+                what = f"{request.method} {request.url.path[:MAX_SHOWN_CHARS]}"
                 internal = self._internal_error(what, error, {"correlation_id": correlation_id})
                 response = error_form_of(request.url.path).of_error(internal, correlation_id)
             mark(response, correlation_id)
@@ -313,7 +311,7 @@ def _is_forwarded(request: Request) -> bool:
 
 
 def _admit_nobody(request: Request) -> None:
-    path = request.url.path[:_MAX_SHOWN_CHARS]
+    path = request.url.path[:MAX_SHOWN_CHARS]
     raise PermissionDenied(f"{request.method} {path}: has no entry in the table of who may call what, so nobody may")
 
 
@@ -329,7 +327,7 @@ def _plain(make: Callable[[], Response]) -> Handler:
 
 def _on_http_exception(request: Request, error: HTTPException) -> Response:
     """No such path or method."""
-    message = f"{request.method} {request.url.path[:_MAX_SHOWN_CHARS]}: {error.detail}"
+    message = f"{request.method} {request.url.path[:MAX_SHOWN_CHARS]}: {error.detail}"
     correlation_id = correlation_of(request.headers).correlation_id
     response = error_form_of(request.url.path).of_status(error.status_code, message, correlation_id)
     response.headers.update(error.headers or {})

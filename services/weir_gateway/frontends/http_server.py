@@ -23,8 +23,8 @@ _BACKLOG = 2048
 _CLOSE_CONNECTIONS_S = 2
 _KEEP_ALIVE_S = 30
 _POLL_S = 0.01
-_MAX_PATH_CHARS = 200
-"""Of a client's own, in the log."""
+MAX_SHOWN_CHARS = 200
+"""Of a client's path, in the log and in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class HttpServer:
         except asyncio.CancelledError:
             if not self._server.should_exit:
                 raise
-            logger.warning("%s %s: cut off as the server ends", scope["method"], scope["path"][:_MAX_PATH_CHARS])
+            logger.warning("%s %s: cut off as the server ends", scope["method"], scope["path"][:MAX_SHOWN_CHARS])
 
     def _check_end(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()

@@ -48,7 +48,7 @@ _INTERNAL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 _MAX_PING_STRIKES = 2
 _CLIENT_KEEPALIVE_TIMEOUT_MS = 20_000
-"""A client may be far away, or change its network: it decides itself whether so long is too long."""
+"""A client may be far away, or change its network: how long is too long it decides itself, by its own keep-alive."""
 MAX_METADATA_BYTES = 16 << 10
 """Of the headers of one call to a port for clients, unpacked."""
 _STARTING_RETRY_S = 1.0
